@@ -1,0 +1,5 @@
+"""`python -m featherweight`."""
+
+from featherweight.cli import main
+
+main()

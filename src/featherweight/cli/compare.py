@@ -1,0 +1,140 @@
+"""`featherweight compare`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from featherweight.cli.options import Duration, Numbers, model_options
+from featherweight.errors import FeatherweightError
+
+FORMATS = ("human", "md", "json", "csv")
+
+
+@click.command("compare")
+@click.argument("model")
+@click.argument("recipes", nargs=-1, metavar="[RECIPE]…")
+@click.option("--prompt-tokens", "-p", default=512, show_default=True, type=click.IntRange(1))
+@click.option("--new-tokens", "-n", default=64, show_default=True, type=click.IntRange(2))
+@click.option(
+    "--batch-size",
+    "-b",
+    type=Numbers(),
+    default=None,
+    help="Sequences at once; several by comma. [default: 1; encoders: 16]",
+)
+@click.option("--runs", "-r", default=5, show_default=True, type=click.IntRange(1), help="Rounds.")
+@click.option("--budget", type=Duration(), help="Time for everything, such as 90s or 5m.")
+@click.option(
+    "--quality-tokens",
+    default=2048,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Tokens of text to compare outputs on; 0: none.",
+)
+@click.option("--text", type=click.Path(), help="Text to measure on. [default: CPython's help]")
+@click.option("--prompts", type=click.Path(), help="JSONL of prompts: outputs side by side.")
+@click.option("--max-kld", type=float, help="Exit 1 if a recipe's KL divergence is above this.")
+@click.option("--max-ppl-ratio", type=float, help="Exit 1 if a perplexity ratio is above this.")
+@click.option("--seed", default=0, show_default=True, help="Of random tokens.")
+@click.option("--format", "form", type=click.Choice(FORMATS), default="human", show_default=True)
+@click.option("--output", "-o", type=click.Path(), help="Write to this file, not to stdout.")
+@model_options
+def command(
+    model: str,
+    recipes: tuple[str, ...],
+    batch_size: tuple[int, ...] | None,
+    budget: float | None,
+    form: str,
+    output: str | None,
+    **settings: Any,
+) -> int:
+    """Measure MODEL under each RECIPE; the first is the baseline.
+
+    MODEL is a hub id, a folder, a gguf file, or smollm2-135m or minilm-l6. Without recipes: the
+    checkpoint's own dtype, and what is worth knowing beside it.
+
+    \b
+    Recipes join techniques by +, options follow a colon:
+      fp32  bf16  fp16  eager  sdpa  flash  bnb-int8:threshold=6  bnb-nf4:double:skip=lm_head
+      bf16+flash  bnb-nf4:double:compute=bf16+sdpa
+
+    \b
+    Examples:
+      featherweight compare smollm2-135m fp32 bf16 bnb-int8 bnb-nf4:double --budget 5m
+      featherweight compare ./model bf16 bnb-nf4 --max-kld 0.05 --format json -o result.json
+    """
+    target = _writable(output)
+    from featherweight.measure.compare import compare
+    from featherweight.report import render
+
+    with Line() as line:
+        report = compare(
+            model,
+            recipes,
+            batch_sizes=batch_size or (),
+            budget_s=budget,
+            progress=line.show,
+            **settings,
+        )
+    terminal = target is None and sys.stdout.isatty()
+    text = render(report, form, color=terminal and "NO_COLOR" not in os.environ) + "\n"
+    if target is None:
+        click.echo(text, nl=False)
+    else:
+        from featherweight.paths import write_atomic
+
+        write_atomic(target, text.encode())
+        click.echo(f"written to {target}", err=True)
+    if report.interrupted:
+        return 130
+    failed = report.rows and all(row.status == "failed" for row in report.rows)
+    return 1 if report.gates or failed else 0
+
+
+def _writable(output: str | None) -> Path | None:
+    """The file to write, tried before anything is measured."""
+    if output is None:
+        return None
+    path = Path(output)
+    if path.is_dir() or not os.access(path.parent, os.W_OK) or not path.parent.is_dir():
+        raise FeatherweightError(
+            f"cannot write to '{path}'", hint="name a file in a folder that can be written to"
+        )
+    return path
+
+
+class Line:
+    """Progress on stderr: one line that changes, or a line a step where it is no terminal."""
+
+    def __enter__(self) -> Line:
+        self._start = time.monotonic()
+        self._last = ""
+        return self
+
+    def show(self, doing: str, left: float | None) -> None:
+        """Show a step and how long the rest may take."""
+        if left is not None:
+            doing += f" (at most {_clock(left)} left)"
+        if sys.stderr.isatty():
+            text = f"[{_clock(time.monotonic() - self._start)}] {doing}"
+            sys.stderr.write(f"\r\x1b[2K{text[: os.get_terminal_size(2).columns - 1]}")
+            sys.stderr.flush()
+        elif doing != self._last:
+            click.echo(f"[{_clock(time.monotonic() - self._start)}] {doing}", err=True)
+        self._last = doing
+
+    def __exit__(self, *_: object) -> None:
+        if sys.stderr.isatty() and self._last:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    return f"{minutes}:{rest:02d}"

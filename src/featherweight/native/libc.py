@@ -1,0 +1,42 @@
+"""Two calls of the C library that Python lacks. The compiled library is not needed for them."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from functools import cache
+from typing import Any
+
+
+def madvise_dontneed(address: int, nbytes: int) -> None:
+    """Give back the physical pages of [address, address + nbytes): `MADV_DONTNEED`.
+
+    Pages of a file mapping come again when next read, as the file has them; anonymous ones come
+    again as zeros. `address` must be the start of a page. Raises OSError where the system refuses.
+    """
+    advice = getattr(mmap, "MADV_DONTNEED", None)
+    if advice is None:
+        raise OSError("this system has no MADV_DONTNEED")
+    if _libc().madvise(address, nbytes, advice):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def malloc_trim() -> bool:
+    """Return free heap memory to the system. False: nothing to return, or no glibc."""
+    if os.name != "posix":
+        return False
+    trim = getattr(_libc(), "malloc_trim", None)
+    return trim is not None and bool(trim(0))
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.madvise.restype = ctypes.c_int
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim.argtypes = [ctypes.c_size_t]
+        libc.malloc_trim.restype = ctypes.c_int
+    return libc

@@ -1,0 +1,45 @@
+"""What a technique is: a frozen dataclass of options that can be checked on a model and applied.
+
+One technique is one file of this package; the file's name, `_` read as `-`, is the technique's
+name in a recipe. Files that define no `TECHNIQUE` hold what several techniques share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from featherweight.ledger import Ledger
+    from featherweight.machine import Machine
+
+
+@dataclass(frozen=True)
+class Technique:
+    """One named change to a loaded model. Subclasses add options as dataclass fields.
+
+    Options may be `bool` (a bare word in a recipe), `int`, `float`, `str` or `tuple[str, ...]`;
+    `option(choices=…)` restricts them.
+    """
+
+    slot: ClassVar[str]  # what it decides: "dtype", "attention" or "weights"; one technique a slot
+    tolerance: ClassVar[float]  # of `verify`: largest allowed relative RMS difference of outputs
+    extra: ClassVar[str | None] = None  # the optional dependency it needs, if any
+
+    def check(self, model: nn.Module) -> None:
+        """Raise `UnsupportedError` if the model cannot have this technique; change nothing."""
+
+    def apply(self, model: nn.Module, ledger: Ledger) -> None:
+        """Change the model through the ledger, which can put everything back."""
+        raise NotImplementedError
+
+    def notes(self, machine: Machine, device: str) -> list[str]:
+        """What explains this technique's figures on this machine; a line each."""
+        return []
+
+
+def option(default: Any, *, choices: tuple[Any, ...] | None = None, help: str = "") -> Any:
+    """A dataclass field for a technique's option, with the values it may take."""
+    return field(default=default, metadata={"choices": choices, "help": help})

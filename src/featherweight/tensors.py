@@ -1,0 +1,72 @@
+"""What a model or a cache holds in memory: every tensor, each piece of memory counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from featherweight.residency import Mappings
+
+
+def held_tensors(root: Any) -> Iterator[torch.Tensor]:
+    """Every tensor reachable from a module, cache or container.
+
+    Parameters and buffers are not all: quantised layers keep scales in attributes of parameters
+    (`weight.quant_state.absmax`) or in state objects (`layer.state.SCB`).
+    """
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield value
+            stack.extend(vars(value).values())
+        elif isinstance(value, dict):
+            stack.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            stack.extend(value)
+        elif isinstance(value, nn.Module) or _may_hold_tensors(value):
+            stack.extend(vars(value).values())
+
+
+def _may_hold_tensors(value: Any) -> bool:
+    """Whether to look inside: plain state objects, not code, configs or library machinery."""
+    kind = type(value)
+    home = kind.__module__
+    if not hasattr(value, "__dict__") or isinstance(value, type) or callable(value):
+        return False
+    return not home.startswith(("builtins", "torch.", "types")) and "config" not in home
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of memory held, and those of them that are views of a memory-mapped file."""
+
+    total: int
+    mapped: int
+
+
+def held(root: Any) -> Held:
+    """Bytes of all tensors of a module or cache: each storage once, so tied weights once."""
+    return _count(held_tensors(root))
+
+
+def _count(tensors: Iterable[torch.Tensor]) -> Held:
+    mappings = Mappings()
+    sizes: dict[tuple[str, int], tuple[int, bool]] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.device.type != "meta":
+            key = str(storage.device), storage.data_ptr()
+            sizes[key] = storage.nbytes(), mappings.file_of(tensor) is not None
+    return Held(
+        total=sum(size for size, _ in sizes.values()),
+        mapped=sum(size for size, mapped in sizes.values() if mapped),
+    )
