@@ -1,4 +1,4 @@
-"""Reading one checkpoint with transformers: a folder, a hub id or a gguf file."""
+"""Reading one checkpoint with transformers: a folder or a gguf file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from featherweight.errors import FeatherweightError, MissingExtraError, ModelError
+
+# Weights that are not there or do not fit are for `_judge` to find, not for transformers to raise.
+_TELL: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+
+
+TOKENIZER_FILES = ("*token*", "vocab*", "*.model", "merges.txt")
 
 
 class explained:
@@ -20,9 +26,14 @@ class explained:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if not isinstance(error, Exception) or isinstance(error, FeatherweightError):
             return
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        local = Path(self.name).exists()
-        if "SafetensorError" in type(error).__name__ or "safetensors" in first.lower():
+        first = _first_line(error)
+        if isinstance(error, OSError) and "no file named" in first:
+            raise ModelError(
+                f"'{self.name}' holds no weights in safetensors files",
+                hint="pickled weights (pytorch_model.bin) are never read: save them again as"
+                " safetensors",
+            ) from None
+        if "SafetensorError" in type(error).__name__:
             raise ModelError(
                 f"the weights of '{self.name}' are truncated or damaged: {first}",
                 hint="download or write them again",
@@ -32,17 +43,15 @@ class explained:
                 f"'{self.name}' brings its own code, which is not run unless you ask",
                 hint="read the code, then pass --trust-remote-code (trust_remote_code=True)",
             ) from None
-        if isinstance(error, OSError) and not local:
-            raise ModelError(
-                f"no model '{self.name}': not a folder, not in the hub cache, and the hub did not"
-                f" give it ({first})",
-                hint="give a folder, a gguf file, or the id of a model that you can reach",
-            ) from None
         raise ModelError(
             f"'{self.name}' cannot be loaded: {type(error).__name__}: {first}",
             hint="see that config.json and the weights belong together; "
             "FEATHERWEIGHT_DEBUG=1 shows the traceback",
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
 def _auto_class(config: Any) -> tuple[Any, str]:
@@ -51,6 +60,11 @@ def _auto_class(config: Any) -> tuple[Any, str]:
     from transformers.models.auto import modeling_auto as names
 
     architecture = (config.architectures or [""])[0]
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"'{architecture}' is an encoder-decoder, which Featherweight cannot load yet",
+            hint="use a decoder (…ForCausalLM) or an encoder",
+        )
     heads: list[tuple[Any, Any, str]] = [
         (names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, t.AutoModelForCausalLM, "decoder"),
         (
@@ -64,42 +78,44 @@ def _auto_class(config: Any) -> tuple[Any, str]:
             t.AutoModelForTokenClassification,
             "encoder",
         ),
+        (names.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES, t.AutoModelForTextEncoding, "encoder"),
     ]
     for table, auto, kind in heads:
         if architecture in table.values():
             return auto, kind
     if "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return t.AutoModelForCausalLM, "decoder"  # remote code, which the caller allowed
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(
-            f"'{architecture}' is an encoder-decoder, which Featherweight cannot load yet",
-            hint="use a decoder (…ForCausalLM) or an encoder",
-        )
     return t.AutoModel, "encoder"
 
 
 def read_checkpoint(
-    name: str, where: str, common: dict[str, Any]
+    name: str, where: str, trust_remote_code: bool
 ) -> tuple[Any, Any, str, list[str]]:
-    """Model, tokenizer or None, kind, notes; `common` goes to every `from_pretrained`."""
+    """Model, tokenizer or None, kind and notes of the checkpoint in the folder `where`."""
     import transformers as t
 
+    common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with explained(name):
         config = t.AutoConfig.from_pretrained(where, **common)
         auto, kind = _auto_class(config)
-        model, info = auto.from_pretrained(where, output_loading_info=True, **common)
-    missing = sorted(info["missing_keys"])
-    notes = []
-    if missing:
-        listed = ", ".join(missing[:3]) + (" …" if len(missing) > 3 else "")
-        if auto is not t.AutoModel:
-            raise ModelError(
-                f"'{name}' lacks {len(missing)} of the weights of {type(model).__name__}: {listed}",
-                hint="the checkpoint is damaged or of another architecture; download it again",
-            )
-        # Headless encoders are often saved without the pooler that their class defines.
-        notes.append(f"not in the checkpoint, set at random: {listed}")
+        model, info = auto.from_pretrained(where, use_safetensors=True, **_TELL, **common)
+    notes = _judge(name, model, info)
     return model, _tokenizer(where, common), kind, notes
+
+
+def _judge(name: str, model: Any, info: dict[str, Any]) -> list[str]:
+    """Notes on weights that are set at random; ModelError if the model needs them."""
+    random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+    # Headless encoders are often saved without the pooler that their class defines.
+    needed = [key for key in random if "pooler" not in key.split(".")]
+    if needed:
+        listed = ", ".join(needed[:3]) + (" …" if len(needed) > 3 else "")
+        raise ModelError(
+            f"'{name}' lacks {len(needed)} of the weights of {type(model).__name__}, or has them in"
+            f" another shape: {listed}",
+            hint="the checkpoint is damaged or of another architecture; download it again",
+        )
+    return [f"not in the checkpoint, set at random: {', '.join(random)}"] if random else []
 
 
 def read_gguf(path: Path) -> tuple[Any, Any, str]:
@@ -116,8 +132,12 @@ def read_gguf(path: Path) -> tuple[Any, Any, str]:
     }
     with explained(str(path)):
         dequantize = t.GgufConfig(dequantize=True)
-        model = t.AutoModelForCausalLM.from_pretrained(**where, quantization_config=dequantize)
+        told: Any = t.AutoModelForCausalLM.from_pretrained(
+            **where, quantization_config=dequantize, **_TELL
+        )
+        model, info = told
         tokenizer = t.AutoTokenizer.from_pretrained(**where)
+    _judge(str(path), model, info)
     return model, tokenizer, "decoder"
 
 
@@ -125,13 +145,13 @@ def _tokenizer(where: str, common: dict[str, Any]) -> Any:
     """None for a checkpoint without a tokenizer, such as one of random weights."""
     import transformers as t
 
+    # Looked for first: some tokenizer classes make themselves up without any file.
+    if not any(file for part in TOKENIZER_FILES for file in Path(where).glob(part)):
+        return None
     try:
         return t.AutoTokenizer.from_pretrained(where, **common)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        folder = Path(where)
-        if folder.is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
-            return None
+    except Exception as error:  # tokenizers raises nothing narrower
         raise ModelError(
-            f"the tokenizer of '{where}' cannot be read",
+            f"the tokenizer of '{where}' cannot be read: {_first_line(error)}",
             hint="put its tokenizer files there again, or remove them all to go without",
         ) from None

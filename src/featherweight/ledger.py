@@ -49,9 +49,10 @@ class Ledger:
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of the model, of a module or of a config."""
         before = getattr(owner, name, _ABSENT)
+        inherited = name not in vars(owner)  # or absent, or kept under another name
 
         def back() -> None:
-            if before is _ABSENT:
+            if before is _ABSENT or (inherited and name in vars(owner)):
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
@@ -116,20 +117,22 @@ class Ledger:
             self._flush()
         libc.malloc_trim()
 
-    def mark(self) -> int:
+    def mark(self) -> tuple[int, int]:
         """A point to go back to with `undo_to`."""
-        return len(self._undo)
+        return len(self._undo), len(self.receipt.changes)
 
-    def undo_to(self, mark: int) -> None:
-        """Take back the changes made since `mark`, the last one first."""
-        while len(self._undo) > mark:
+    def undo_to(self, mark: tuple[int, int]) -> None:
+        """Take back the changes made since `mark`, the last one first, and their lines."""
+        steps, lines = mark
+        while len(self._undo) > steps:
             self._undo.pop()()
+        del self.receipt.changes[lines:]
 
     def undo(self) -> None:
         """Bring spilled originals home, then take every change back."""
         if self._spill:
             self._spill.restore()
-        self.undo_to(0)
+        self.undo_to((0, len(self.receipt.changes)))
         self._retired.clear()
         libc.malloc_trim()
 
@@ -227,12 +230,13 @@ def apply(
     ledger = Ledger(model, receipt, reversible=reversible, spill=spill)
     try:
         for technique in recipe:
-            mark = ledger.mark()
+            mark, changed = ledger.mark(), receipt.changed()
             try:
                 technique.check(model)
                 technique.apply(model, ledger)
             except UnsupportedError as error:
-                if on_fallback == "error":
+                half_done = not reversible and receipt.changed() > changed
+                if on_fallback == "error" or half_done:
                     raise
                 ledger.undo_to(mark)
                 receipt.notes.append(f"{name_of(technique)} left out: {error}")

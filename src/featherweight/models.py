@@ -5,6 +5,7 @@ A name is a hub id, a local folder, a gguf file, or one of the small models in `
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from featherweight.checkpoint import read_checkpoint, read_gguf
 from featherweight.errors import FeatherweightError, ModelError
+from featherweight.hub import snapshot
 from featherweight.ledger import Applied, apply
 from featherweight.named import NAMED, fetch
 from featherweight.recipe import Recipe
@@ -22,7 +24,7 @@ class Provenance:
     """Where a model came from, and what should be known of it."""
 
     name: str  # as asked for
-    source: str  # folder, file or hub id that was read
+    source: str  # folder or file that was read
     kind: str  # "decoder" (writes text) or "encoder" (reads it)
     architecture: str
     dtype: str  # of the checkpoint
@@ -41,7 +43,7 @@ class Loaded:
 
 
 def load(
-    name: str,
+    name: str | os.PathLike[str],
     recipe: str | Recipe | None = None,
     *,
     device: str | None = None,
@@ -65,21 +67,20 @@ def load(
         ModelError if there is no such model, it cannot be read, or weights are missing;
         otherwise as `apply`.
     """
+    name = os.fspath(name)
     recipe = Recipe.parse(recipe) if recipe is not None else None  # before anything slow
-    source, notes = _locate(name)
-    common = {"trust_remote_code": trust_remote_code, "revision": revision}
+    source, notes = locate(name, revision, trust_remote_code)
     if source.suffix == ".gguf":
         model, tokenizer, kind = read_gguf(source)
     else:
-        where = str(source) if source.exists() else name
-        model, tokenizer, kind, more = read_checkpoint(name, where, common)
+        model, tokenizer, kind, more = read_checkpoint(name, str(source), trust_remote_code)
         notes = notes + more
     if device is not None:
         model = _to(model, device)
     model.eval()
     provenance = Provenance(
         name=name,
-        source=str(source) if source.exists() else name,
+        source=str(source),
         kind=kind,
         architecture=type(model).__name__,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -90,8 +91,13 @@ def load(
     return Loaded(model, tokenizer, provenance, applied)
 
 
-def _locate(name: str) -> tuple[Path, list[str]]:
-    """The folder or gguf file to read, and notes; a path that does not exist for a hub id."""
+def locate(
+    name: str, revision: str | None = None, trust_remote_code: bool = False
+) -> tuple[Path, list[str]]:
+    """The folder or gguf file of a model, and what must be said of it; downloads what is missing.
+
+    Raises ModelError if there is no such model.
+    """
     if name in NAMED:
         return fetch(NAMED[name]), [NAMED[name].note] if NAMED[name].note else []
     path = Path(name).expanduser()
@@ -109,7 +115,7 @@ def _locate(name: str) -> tuple[Path, list[str]]:
     looks_local = path.is_absolute() or name.startswith((".", "~")) or path.suffix == ".gguf"
     if not path.exists() and (looks_local or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)):
         raise ModelError(f"no file or folder '{name}'", hint=_allowed())
-    return path, []
+    return path if path.exists() else snapshot(name, revision, trust_remote_code), []
 
 
 def _allowed() -> str:

@@ -56,13 +56,13 @@ class Recipe:
             raise RecipeError("the recipe is empty", hint=f"techniques: {', '.join(registry())}")
         taken: dict[str, Technique] = {}
         for technique in self.techniques:
-            other = taken.setdefault(technique.slot, technique)
-            if other is not technique:
+            if technique.slot in taken:
                 raise RecipeError(
-                    f"'{name_of(other)}' and '{name_of(technique)}' both decide the"
+                    f"'{name_of(taken[technique.slot])}' and '{name_of(technique)}' both decide the"
                     f" {technique.slot}",
                     hint="keep one of them",
                 )
+            taken[technique.slot] = technique
 
     @classmethod
     def parse(cls, text: str | Recipe) -> Recipe:
@@ -95,7 +95,7 @@ class Recipe:
     def from_json(cls, data: Sequence[dict[str, Any]]) -> Recipe:
         """The inverse of `to_json`; raises RecipeError for anything else."""
         if not isinstance(data, Sequence) or not all(
-            isinstance(item, dict) and "technique" in item for item in data
+            isinstance(item, dict) and isinstance(item.get("technique"), str) for item in data
         ):
             raise RecipeError(
                 f"not a recipe in JSON: {data!r}",
@@ -124,7 +124,7 @@ def _nearest(given: str, allowed: Iterable[str]) -> str:
     return f"nearest: {', '.join(close)}; {listed}" if close else listed
 
 
-def _lookup(name: Any) -> type[Technique]:
+def _lookup(name: str) -> type[Technique]:
     if name in registry():
         return registry()[name]
     if name in RESERVED:
@@ -133,7 +133,7 @@ def _lookup(name: Any) -> type[Technique]:
             f"'{name}' is reserved for a technique that this version does not have yet",
             hint=f"use '{instead}' today" if instead else _nearest(name, registry()),
         )
-    raise RecipeError(f"unknown technique '{name}'", hint=_nearest(str(name), registry()))
+    raise RecipeError(f"unknown technique '{name}'", hint=_nearest(name, registry()))
 
 
 def _options(kind: type[Technique]) -> dict[str, Any]:
@@ -187,16 +187,16 @@ def _check(name: str, kind: type[Technique], key: str, value: Any) -> Any:
         raise RecipeError(f"'{name}' has no option '{key}'", hint=_nearest(key, options))
     wanted, choices = options[key]
     if get_origin(wanted) is tuple:
-        if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
             raise RecipeError(f"'{name}:{key}' takes {_describe(wanted)}, got {value!r}")
-        if not value or any(set(item) & set("+:,=") or not item.strip() for item in value):
+        if not value or any(set(v) & set("+:,=") or not v or v != v.strip() for v in value):
             raise RecipeError(
                 f"'{name}:{key}' takes {_describe(wanted)}, got {value!r}",
-                hint="a name is not empty and has none of '+:,='",
+                hint="a name is not empty, has none of '+:,=' and no space around it",
             )
         return tuple(value)
     plain = _plain(wanted)
-    if plain is float and type(value) is int:
+    if plain is float and type(value) is int and abs(value) < 1 << 1023:
         value = float(value)
     if type(value) is not plain:
         raise RecipeError(f"'{name}:{key}' takes {_describe(wanted)}, got {value!r}")
@@ -235,7 +235,7 @@ def _print_technique(technique: Technique) -> str:
         elif isinstance(value, tuple):
             parts.append(f"{key}={','.join(value)}")
         elif isinstance(value, float):
-            parts.append(f"{key}={repr(value).removesuffix('.0')}")
+            parts.append(f"{key}={repr(value).removesuffix('.0').replace('e+', 'e')}")
         else:
             parts.append(f"{key}={value}")
     return ":".join(parts)

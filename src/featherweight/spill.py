@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,7 @@ IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 
 
 class Spill:
-    """A private folder under `spill_dir`, removed by `close`."""
+    """A private folder under `spill_dir`, removed by `close`, or when nothing can undo any more."""
 
     def __init__(self, spill_dir: str | Path) -> None:
         parent = Path(spill_dir)
@@ -38,6 +39,7 @@ class Spill:
                 f"spill_dir '{parent}' cannot be used: {error.strerror}",
                 hint="name an existing folder that can be written to",
             ) from None
+        self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self._files: dict[Path, torch.UntypedStorage] = {}
 
     def put(self, storage: torch.UntypedStorage) -> None:
@@ -70,11 +72,11 @@ class Spill:
 
     def close(self) -> None:
         """Remove the folder and what is left in it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._remove()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _file_system(folder: Path) -> str:

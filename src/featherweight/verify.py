@@ -44,10 +44,10 @@ def batches(model: nn.Module) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
-@torch.inference_mode()
+@torch.no_grad()  # inference tensors would stay in the model: caches, packed weights
 def outputs(model: nn.Module) -> dict[str, torch.Tensor]:
     """Logits, or hidden states where there are none, of the real tokens: [tokens, width]."""
-    training = model.training
+    training = {module: module.training for module in model.modules()}
     model.eval()
     found = {}
     try:
@@ -56,11 +56,12 @@ def outputs(model: nn.Module) -> dict[str, torch.Tensor]:
                 inputs["decoder_input_ids"] = inputs["input_ids"]
             answer = model(**inputs)
             values = answer.logits if hasattr(answer, "logits") else answer.last_hidden_state
-            if values.shape[:2] == inputs["attention_mask"].shape:
+            if values.ndim == 3 and values.shape[:2] == inputs["attention_mask"].shape:
                 values = values[inputs["attention_mask"].bool()]
             found[side] = values.float().cpu().clone()
     finally:
-        model.train(training)
+        for module, was in training.items():
+            module.training = was
     return found
 
 
@@ -77,7 +78,12 @@ def compare(
     found = {}
     for side, original in before.items():
         changed = after[side]
-        if original.isfinite().all() and not changed.isfinite().all():
+        if not original.isfinite().all():
+            raise VerificationError(
+                f"outputs are not finite (batch padded on the {side}) before any change",
+                hint="see that the model works, then verify",
+            )
+        if not changed.isfinite().all():
             raise VerificationError(
                 f"'{recipe}' makes outputs that are not finite (batch padded on the {side})",
                 hint="leave out a technique, or keep a wider dtype",

@@ -88,7 +88,7 @@ def test_verdicts_notes_failures_and_gates(decoder):
         "",
         "bf16: KLD 0.0004 is above --max-kld 0.0001",
         "",
-        "incomplete: interrupted, or out of time",
+        "not all was measured in full: see the stars, notes and reasons above",
     ]
 
 

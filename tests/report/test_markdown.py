@@ -39,7 +39,7 @@ def test_what_stands_below_the_table(decoder):
     assert "  - partial: out of time after 1 of 3 rounds" in lines
     assert r"- int8:skip=a\|b,\[red\]c (failed): no kernel for \[bold\] \|x\|" in lines
     assert "**bf16: KLD 0.0004 is above --max-kld 0.0001**  " in lines
-    assert "**incomplete: interrupted, or out of time**" in lines
+    assert "**not all was measured in full: see the stars, notes and reasons above**" in lines
     assert "Prompt: ` The capital of France is `" in lines
     assert "- bf16 (first 4 of 9 tokens the same): ` Paris. ↵ It is big. `" in lines
     assert lines[-1].endswith("2 threads · featherweight 0.1.0, torch 2.13.0")

@@ -84,13 +84,8 @@ def command(
         )
     terminal = target is None and sys.stdout.isatty()
     text = render(report, form, color=terminal and "NO_COLOR" not in os.environ) + "\n"
-    if target is None:
+    if target is None or not _written(target, text):
         click.echo(text, nl=False)
-    else:
-        from featherweight.paths import write_atomic
-
-        write_atomic(target, text.encode())
-        click.echo(f"written to {target}", err=True)
     if report.interrupted:
         return 130
     failed = report.rows and all(row.status == "failed" for row in report.rows)
@@ -109,6 +104,20 @@ def _writable(output: str | None) -> Path | None:
     return path
 
 
+def _written(target: Path, text: str) -> bool:
+    """Write the file whole or not at all; False, with a line on stderr, if that fails."""
+    from featherweight.paths import write_atomic
+
+    try:
+        write_atomic(target, text.encode())
+    except OSError as error:
+        reason = error.strerror or error
+        click.echo(f"cannot write to '{target}': {reason}; it follows here instead", err=True)
+        return False
+    click.echo(f"written to {target}", err=True)
+    return True
+
+
 class Line:
     """Progress on stderr: one line that changes, or a line a step where it is no terminal."""
 
@@ -120,7 +129,7 @@ class Line:
     def show(self, doing: str, left: float | None) -> None:
         """Show a step and how long the rest may take."""
         if left is not None:
-            doing += f" (at most {_clock(left)} left)"
+            doing += f" (about {_clock(left)} left)"
         if sys.stderr.isatty():
             text = f"[{_clock(time.monotonic() - self._start)}] {doing}"
             sys.stderr.write(f"\r\x1b[2K{text[: os.get_terminal_size(2).columns - 1]}")

@@ -62,7 +62,9 @@ def command(
     given: Any = [{"role": "user", "content": prompt}] if chat else prompt
     inputs = encode_prompt(loaded.tokenizer, given).to(loaded.model.device)
     clock = _Clock(loaded.tokenizer)
-    sampling = {} if sample else {"do_sample": False, "temperature": None, "top_p": None}
+    sampling = (
+        {"do_sample": True} if sample else {"do_sample": False, "temperature": None, "top_p": None}
+    )
     start = time.perf_counter()
     with torch.inference_mode():
         loaded.model.generate(**inputs, max_new_tokens=new_tokens, streamer=clock, **sampling)

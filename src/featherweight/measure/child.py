@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,10 @@ class ChildError(FeatherweightError):
     """A child could not do what it was asked, or is dead; the message is the row's reason."""
 
 
+class InputError(ChildError):
+    """What was asked for cannot be measured under any recipe: the model or the text is wrong."""
+
+
 class Child:
     """One process for one recipe. A context manager: the process ends with the block."""
 
@@ -29,7 +34,7 @@ class Child:
             [sys.executable, "-P", "-m", "featherweight.measure.worker", str(threads), str(seed)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
+            stderr=None if os.environ.get("FEATHERWEIGHT_DEBUG") == "1" else self._errors,
             text=True,
             start_new_session=True,  # the terminal's Ctrl-C reaches the parent alone
         )
@@ -50,11 +55,11 @@ class Child:
             line = self._process.stdout.readline()
         except (BrokenPipeError, ValueError):
             line = ""
-        if not line:
+        if not line.endswith("\n"):  # it died, perhaps in the middle of its answer
             raise ChildError(self._epitaph())
         answer = json.loads(line)
         if "error" in answer:
-            raise ChildError(answer["error"])
+            raise (InputError if answer["input"] else ChildError)(answer["error"])
         return answer["ok"]
 
     def _epitaph(self) -> str:

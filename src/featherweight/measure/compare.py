@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Sequence
@@ -15,10 +16,13 @@ import torch
 from featherweight import machine
 from featherweight.errors import FeatherweightError
 from featherweight.measure.child import scratch_folder
+from featherweight.measure.pace import Progress
 from featherweight.measure.result import Report, Row
-from featherweight.measure.runner import Progress, Request, Runner
+from featherweight.measure.runner import Runner
+from featherweight.measure.side import Request
 from featherweight.measure.text import read_prompts, read_text
 from featherweight.measure.workload import Workload
+from featherweight.models import locate
 from featherweight.paths import cache_dir
 from featherweight.recipe import Recipe
 from featherweight.report.words import verdict
@@ -27,7 +31,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "bitsandbytes"
 
 
 def compare(
-    model: str,
+    model: str | os.PathLike[str],
     recipes: Sequence[str | Recipe] = (),
     *,
     prompt_tokens: int = 512,
@@ -69,18 +73,20 @@ def compare(
         what was measured until then, with `interrupted` set.
 
     Raises:
-        RecipeError and FeatherweightError for input that cannot be used, before anything is run.
+        RecipeError and FeatherweightError for input that cannot be used: recipes and files before
+        anything is run, a model or text that no recipe could be measured with once it is tried.
     """
     parsed: list[str | None] = [str(Recipe.parse(recipe)) for recipe in recipes]
+    threads = torch.get_num_threads() if threads is None else threads
     numbers = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "runs": runs}
+    numbers["threads"] = threads
     _check(numbers | {f"batch_sizes: {b}": b for b in batch_sizes}, quality_tokens, budget_s)
     started = time.monotonic()
     body = read_text(text)
     asked_prompts = read_prompts(prompts) if prompts is not None else None
-    threads = threads or torch.get_num_threads()
     workload = Workload(prompt_tokens, new_tokens, tuple(batch_sizes))
     report = Report(
-        model={"name": model},
+        model={"name": str(model)},
         machine={},
         versions=_versions(),
         settings={
@@ -94,12 +100,15 @@ def compare(
         },
         prompts=[_shown(prompt) for prompt in asked_prompts] if asked_prompts else None,
     )
+    # Before any clock runs: a download or conversion is not the model's load time.
+    progress(f"looking for {model}", budget_s)
+    source, notes = locate(os.fspath(model), revision, trust_remote_code)
     progress("measuring this machine", budget_s)
     here, rates = machine.describe(), machine.probe()
     report.machine = here.to_json() | {"cores": here.usable_cores, "rates": rates.to_json()}
     with scratch_folder(cache_dir()) as folder:
         request = Request(
-            model=model,
+            model=str(source),
             workload=workload,
             runs=runs,
             threads=threads,
@@ -110,7 +119,6 @@ def compare(
             prompts=asked_prompts,
             device=device,
             trust_remote_code=trust_remote_code,
-            revision=revision,
         )
         runner = Runner(request, Path(folder), rates.peak_bandwidth.value, progress)
         try:
@@ -118,9 +126,13 @@ def compare(
         except KeyboardInterrupt:
             report.interrupted = True
     report.rows = runner.rows
-    report.model |= runner.model
+    report.model = runner.model | {
+        "name": str(model),
+        "notes": notes + runner.model.get("notes", []),
+    }
     report.settings |= {"quality": runner.measured, "batch_sizes": list(runner.work.batch_sizes)}
-    report.complete = runner.in_full and all(row.status != "partial" for row in report.rows)
+    in_full = runner.in_full and not report.interrupted
+    report.complete = in_full and all(row.status != "partial" for row in report.rows)
     _finish(report, max_kld, max_ppl_ratio)
     report.elapsed_s = time.monotonic() - started
     return report

@@ -2,12 +2,15 @@
 
 A row of log-probabilities is stored as evenly spaced steps between its own least and greatest
 value: for a span of 40 nats a step is 0.0006, and the error it makes in a KL divergence about
-2e-8. A vocabulary of 152,000 and 4,096 tokens take 1.2 GB of disk and no memory.
+2e-8. Some models mask tokens by −inf: what is `FLOOR` below the greatest is stored as just that.
+A vocabulary of 152,000 and 4,096 tokens take 1.2 GB of disk and no memory.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +21,7 @@ import torch
 from featherweight.errors import FeatherweightError
 
 STEPS = 65535
+FLOOR = 80.0  # nats
 
 
 class Writer:
@@ -42,21 +46,22 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        with suppress(OSError):  # every write was flushed: what fails here was said before
+            self._file.close()
         if error is None:
             arrays = {name: np.concatenate(parts) for name, parts in self._meta.items()}
-            np.savez(self.folder / "meta.npz", **arrays)  # type: ignore[arg-type]
+            with _explained(self.folder, sum(array.nbytes for array in arrays.values())):
+                np.savez(self.folder / "meta.npz", **arrays)  # type: ignore[arg-type]
 
     def write(self, logp: torch.Tensor, targets: torch.Tensor) -> None:
         """Add log-probabilities [T, V] float32 and the true next tokens [T]."""
         low, high = logp.aminmax(dim=-1, keepdim=True)
+        low = low.maximum(high - FLOOR)
         step = ((high - low) / STEPS).clamp_min(torch.finfo(torch.float32).tiny)
         codes = ((logp - low) / step).round_().clamp_(0, STEPS).to(torch.uint16)
-        try:
+        with _explained(self.folder, codes.nbytes):
             self._file.write(codes.numpy().tobytes())
-        except OSError:
-            free = shutil.disk_usage(self.folder).free
-            raise _full(self.folder, codes.nbytes, free) from None
+            self._file.flush()
         exact = logp.gather(-1, targets[:, None])[:, 0]
         for name, values in (("low", low[:, 0]), ("step", step[:, 0]), ("logp", exact)):
             self._meta[name].append(values.numpy().copy())
@@ -81,6 +86,15 @@ class Reader:
         low = torch.from_numpy(self._low[start:end].astype(np.float64))[:, None]
         step = torch.from_numpy(self._step[start:end].astype(np.float64))[:, None]
         return torch.log_softmax(codes * step + low, dim=-1)
+
+
+@contextmanager
+def _explained(folder: Path, needed: int) -> Iterator[None]:
+    """Say what a disk that is full, or fails, means here."""
+    try:
+        yield
+    except OSError:
+        raise _full(folder, needed, shutil.disk_usage(folder).free) from None
 
 
 def _full(folder: Path, needed: int, free: int) -> FeatherweightError:

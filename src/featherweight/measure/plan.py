@@ -52,11 +52,19 @@ def plan(asked: Workload, runs: int, sides: list[Costs], seconds: float | None) 
     work = asked
     few = min(runs, FEW_ROUNDS)
     while few * cost(work) > time:
-        if work.new_tokens > LEAST_NEW:
-            work = work.shorter(work.prompt_tokens, max(LEAST_NEW, work.new_tokens * 3 // 4))
-        elif work.prompt_tokens > LEAST_PROMPT:
-            work = work.shorter(max(LEAST_PROMPT, work.prompt_tokens // 2), work.new_tokens)
-        else:
+        less = _less(work)
+        if cost(less) >= cost(work):
             break
+        work = less
     rounds = max(1, min(runs, int(time / cost(work)))) if cost(work) else runs
     return Plan(rounds, work, rounds * cost(work))
+
+
+def _less(work: Workload) -> Workload:
+    """The next shorter workload; the same one where there is none."""
+    prompt, new = work.prompt_tokens, work.new_tokens
+    if new > LEAST_NEW:
+        return work.shorter(prompt, max(LEAST_NEW, new * 3 // 4))
+    if prompt > LEAST_PROMPT:
+        return work.shorter(max(LEAST_PROMPT, prompt // 2), new)
+    return work

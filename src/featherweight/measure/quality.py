@@ -17,7 +17,7 @@ import torch
 
 from featherweight.errors import FeatherweightError
 from featherweight.measure import stats
-from featherweight.measure.logprobs import Reader, Writer
+from featherweight.measure.logprobs import FLOOR, Reader, Writer
 from featherweight.measure.result import Estimate
 
 CONTEXT = 512
@@ -25,12 +25,18 @@ CHUNK = 16  # rows of the vocabulary held in float64 at once
 NEIGHBOURS = 10
 
 
+def longest(model: Any) -> int | None:
+    """Most tokens that the model has positions for; None if it does not say."""
+    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return limit
+
+
 def windows(model: Any, tokenizer: Any, text: str, tokens: int) -> torch.Tensor:
     """The text's first tokens as windows [W, C]; raises if the text is too short for one."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT
-    context = min(CONTEXT, limit)
-    begin = tokenizer.bos_token_id if getattr(tokenizer, "add_bos_token", False) else None
-    room = context - (begin is not None)
+    context = min(CONTEXT, longest(model) or CONTEXT)
+    first = tokenizer("a")["input_ids"][:1]  # how the model expects a text to begin
+    begin = first if first == [tokenizer.bos_token_id] else []
+    room = context - len(begin)
     count = max(1, tokens // context)
     ids = tokenizer(text[: count * context * 20], add_special_tokens=False)["input_ids"]
     count = min(count, len(ids) // room)
@@ -40,9 +46,7 @@ def windows(model: Any, tokenizer: Any, text: str, tokens: int) -> torch.Tensor:
             hint="give a longer --text",
         )
     rows = torch.tensor(ids[: count * room]).view(count, room)
-    if begin is not None:
-        rows = torch.cat([torch.full((count, 1), begin), rows], dim=1)
-    return rows
+    return torch.cat([torch.tensor(begin, dtype=torch.long).expand(count, -1), rows], dim=1)
 
 
 def scored(model: Any, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -79,7 +83,8 @@ def compare_tokens(model: Any, rows: torch.Tensor, folder: Path) -> dict[str, Es
         tops.append(logp.argmax(-1))
         for part in logp.split(CHUNK):
             expected = baseline.rows(at, at + len(part))
-            kld = (expected.exp() * (expected - torch.log_softmax(part.double(), -1))).sum(-1)
+            lost = expected.exp() * (expected - torch.log_softmax(part.double(), -1))
+            kld = lost.where(expected > 1 - FLOOR, 0).sum(-1)  # below: stored as the floor
             klds.append(kld.clamp_min(0))  # a rounding below zero is zero
             at += len(part)
     return stats.token_quality(

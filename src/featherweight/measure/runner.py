@@ -5,61 +5,31 @@ Rounds of baseline and recipe alternate, so that a machine that slows down slows
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from featherweight.measure.child import Child, ChildError
-from featherweight.measure.figures import Round, figures
-from featherweight.measure.plan import Costs, plan
-from featherweight.measure.result import Estimate, PeakMemory, Row
+from featherweight.measure.child import Child, ChildError, InputError
+from featherweight.measure.figures import Round
+from featherweight.measure.pace import Pace, Progress
+from featherweight.measure.plan import Plan, plan
+from featherweight.measure.result import Row
+from featherweight.measure.side import NO_TOKENIZER, Request, Side
 from featherweight.measure.stats import noise
-from featherweight.measure.workload import Workload
 
 QUALITY_PART = 0.4  # most of a recipe's time that its quality may take
-FP32_BYTES = 4
 LEAST_QUALITY = 512  # tokens
+FP32_BYTES = 4
 DEFAULT_BATCH_SIZES = {"decoder": (1,), "encoder": (16,)}
-
-Progress = Callable[[str, float | None], None]  # what is being done, seconds left if known
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to measure, and with what."""
-
-    model: str
-    workload: Workload
-    runs: int
-    threads: int
-    seed: int
-    seconds: float | None  # for the whole run
-    quality_tokens: int
-    text: str | None
-    prompts: Sequence[Any] | None
-    device: str | None
-    trust_remote_code: bool
-    revision: str | None
-
-
-class Side:
-    """A child process, its row and what its rounds cost."""
-
-    def __init__(self, child: Child, row: Row) -> None:
-        self.child = child
-        self.row = row
-        self.costs: Costs = {}
-        self.rounds: list[Round] = []
-        self.info: dict[str, Any] = {}
-
-    def round(self, work: Workload, text: str | None) -> Round:
-        """Run one round."""
-        return Round(work, self.child.ask("round", workload=work.to_json(), text=text))
+APART = (
+    "memory does not hold two such models: recipes were measured after the baseline, not beside it,"
+    " so that ratios include what the machine did in between"
+)
 
 
 class Runner:
@@ -69,67 +39,64 @@ class Runner:
         self, request: Request, folder: Path, bandwidth: float, progress: Progress
     ) -> None:
         self.request = request
+        self.work = request.workload
         self.rows: list[Row] = []
         self.model: dict[str, Any] = {}  # provenance, once something was loaded
         self.measured: dict[str, Any] = {}  # what quality was measured on
         self.in_full = True
-        self.work = request.workload
         self._folder = folder
         self._bandwidth = bandwidth  # GB/s
-        self._progress = progress
-        self._start = time.monotonic()
+        self._pace = Pace(request.seconds, progress)
         self._baseline: Side | None = None
-        self._tolerance = 0.0
+        self._tolerance: float | None = None  # of the baseline's outputs, once stored
         self._apart = False  # the baseline was measured before the recipes, not beside them
 
     def run(self, recipes: Sequence[str | None], more: Callable[[str], Sequence[str]]) -> None:
         """Measure the recipes, the first being the baseline (None: the checkpoint's own dtype).
 
-        `more(dtype)` names further recipes once the baseline is loaded.
+        `more(dtype)` names further recipes once the baseline is loaded. Raises InputError if the
+        baseline shows that no recipe can be measured.
         """
         todo = list(recipes)
-        with ExitStack() as stack:
-            self._label = todo[0] or "the checkpoint as it is"
-            first = Row(self._label, baseline=True)
-            self.rows.append(first)
+        with ExitStack() as last, ExitStack() as stack:
+            last.callback(self._finish)
+            first = self._begin(todo, 0)
             self._try(first, lambda: self._open_baseline(stack, first, todo[0]))
+            if first.status != "ok":
+                stack.close()  # nothing is measured beside it: its memory is for the others
             todo += more(self.model.get("dtype", "float32")) if todo[0] is None else []
             if len(todo) > 1:
-                self._try(first, lambda: self._make_room(self._share(len(todo))))
-            for number, recipe in enumerate(todo[1:], 2):
-                self._label = f"{number}/{len(todo)} {recipe}"
-                row = Row(str(recipe))
-                self.rows.append(row)
-                share = self._share(len(todo) + 1 - number)
-                self._try(row, lambda row=row, share=share: self._measure(row, share))  # type: ignore[misc]
+                self._pace.begin(first.recipe, len(todo) - 1)
+                self._try(first, self._make_room)
+            for index in range(1, len(todo)):
+                row = self._begin(todo, index)
+                self._try(row, partial(self._measure, row))
+                self._pace.finish()
             if not self._apart:
-                self._try(first, lambda: self._baseline_alone(self._left()))
-            if self._baseline:
-                self._fill(self._baseline, [])
-            for row in self.rows:
-                row.notes += noise(row.figures)
+                self._pace.begin(first.recipe, 0)
+                self._try(first, self._baseline_alone)
 
-    # --- time -------------------------------------------------------------------------------
+    def _begin(self, todo: Sequence[str | None], index: int) -> Row:
+        name = todo[index] or "the checkpoint as it is"
+        place = f"{index + 1}/{len(todo)} " if len(todo) > 1 else ""
+        self._pace.begin(f"{place}{name}", len(todo) - 1 - index)
+        self.rows.append(Row(name, baseline=index == 0))
+        return self.rows[-1]
 
-    def _left(self) -> float | None:
-        if self.request.seconds is None:
-            return None
-        return self.request.seconds - (time.monotonic() - self._start)
-
-    def _share(self, recipes_left: int) -> float | None:
-        left = self._left()
-        return None if left is None else left / recipes_left
-
-    def _say(self, doing: str) -> None:
-        self._progress(f"{self._label}: {doing}", self._left())
-
-    # --- one side ---------------------------------------------------------------------------
+    def _finish(self) -> None:
+        """Figures of the baseline, which every recipe added to; and what disturbed them."""
+        if self._baseline:
+            self._baseline.fill(self.work, [], self._bandwidth)
+        for row in self.rows:
+            row.notes += noise(row.figures)
 
     def _try(self, row: Row, measure: Callable[[], None]) -> None:
         """Run it; a child's failure becomes the row's reason, and the rest goes on."""
         try:
             measure()
         except ChildError as error:
+            if isinstance(error, InputError) and len(self.rows) == 1:
+                raise
             row.status = "partial" if row.load_s is not None else "failed"
             row.reason = str(error)
         except KeyboardInterrupt:
@@ -137,142 +104,103 @@ class Runner:
             row.reason = "interrupted"
             raise
 
+    # --- one side ---------------------------------------------------------------------------
+
     def _open(self, stack: ExitStack, row: Row, recipe: str | None) -> Side:
         """Start a child and load the model with the recipe."""
-        request, left = self.request, self._left()
+        left = self._pace.left()
         if left is not None and left <= 0:
+            self.in_full = False
             raise ChildError("no time was left; give a larger --budget or fewer recipes")
-        child = stack.enter_context(Child(request.threads, request.seed))
-        side = Side(child, row)
-        self._say("loading")
-        info = child.ask(
-            "load",
-            model=request.model,
-            recipe=recipe,
-            device=request.device,
-            trust_remote_code=request.trust_remote_code,
-            revision=request.revision,
-        )
-        side.info = info
-        row.recipe = info["recipe"]
-        row.load_s = info["load_s"]
-        row.load_memory = PeakMemory(**info["load_memory"])
-        row.weights, row.weights_mapped = info["weights"], info["weights_mapped"]
-        row.receipt = info["receipt"]
-        row.notes += info["notes"]
+        child = stack.enter_context(Child(self.request.threads, self.request.seed))
+        side = Side(child, row, self.request, self._folder)
+        self._pace.say("loading")
+        provenance = side.load(recipe)
         if not self.model:
-            self.model = info["provenance"]
+            self.model = provenance
             if not self.work.batch_sizes:
                 sizes = DEFAULT_BATCH_SIZES[self.model["kind"]]
                 self.work = replace(self.work, batch_sizes=sizes)
         return side
 
-    def _look(self, side: Side, share: float | None, started: float) -> None:
+    def _look(self, side: Side) -> None:
         """Memory and cost of one pass, then quality and prompts."""
-        request, row = self.request, side.row
-        write = side is self._baseline
-        self._say("memory")
-        warm = side.child.ask("warm_up", workload=self.work.to_json(), text=request.text)
-        row.run_memory, row.kv_cache = PeakMemory(**warm["run_memory"]), warm["kv_cache"]
-        side.costs = warm["costs"]
-        if row.kv_cache is not None and side.info["bytes_per_token"] is not None:
-            work = self.work  # decode starts from an empty cache: half of it on average
-            of_cache = row.kv_cache / (work.prompt_tokens + work.new_tokens) * work.new_tokens / 2
-            row.bytes_per_token = int(side.info["bytes_per_token"] + of_cache)
-        if not side.info["has_text"]:
-            row.notes.append("the checkpoint has no tokenizer: quality was not measured")
-            return
-        if request.quality_tokens and (write or self._baseline):
-            self._quality(side, share, started, write)
-        if request.prompts:
-            self._say("prompts")
-            row.outputs = side.child.ask(
-                "prompts", prompts=request.prompts, new_tokens=self.work.new_tokens
-            )
+        self._pace.say("memory")
+        side.warm_up(self.work)
+        if not side.has_text:
+            side.row.notes.append(NO_TOKENIZER)
+        else:
+            if self.request.quality_tokens and (side is self._baseline or self.measured):
+                self._pace.say("quality")
+                self._quality(side)
+            if self.request.prompts:
+                self._pace.say("prompts")
+                side.prompts(self.work.new_tokens)
+        side.warm_generate(self.work)
 
-    def _quality(self, side: Side, share: float | None, started: float, write: bool) -> None:
-        self._say("quality")
-        tokens = self.request.quality_tokens
-        first = side.costs[str(self.work.batch_sizes[0])]
-        if share is not None and "prefill" in first and not write:
-            rate = self.work.prompt_tokens / first["prefill"]
-            left = QUALITY_PART * (share - (time.monotonic() - started))
-            affordable = int(left * rate) // LEAST_QUALITY * LEAST_QUALITY
-            tokens = max(LEAST_QUALITY, min(tokens, affordable))
-        answer = side.child.ask(
-            "quality",
-            text=self.request.text,
-            tokens=tokens,
-            texts=self.work.texts,
-            folder=str(self._folder),
-            write=write,
-        )
-        side.row.quality = {key: Estimate(**value) for key, value in answer["quality"].items()}
-        if write:
-            self.measured = answer["measured"]
-        elif answer["measured"] != self.measured:
+    def _quality(self, side: Side) -> None:
+        """On all of the baseline's tokens, or on as many as a slow recipe has time for."""
+        asked = self.request.quality_tokens
+        if side is self._baseline:
+            self.measured = side.quality(self.work, asked, write=True)
+            return
+        share = self._pace.share()
+        cost = side.costs[str(self.work.batch_sizes[0])]
+        tokens = asked
+        if share is not None and "prefill" in cost:
+            affordable = QUALITY_PART * share * self.work.prompt_tokens / cost["prefill"]
+            whole = int(affordable) // LEAST_QUALITY * LEAST_QUALITY
+            tokens = min(asked, max(LEAST_QUALITY, whole))
+        measured = side.quality(self.work, tokens, write=False)
+        if measured != self.measured:
             self.in_full = False
-            few, all_ = (m["scored_tokens"] for m in (answer["measured"], self.measured))
+            few, all_ = measured["scored_tokens"], self.measured["scored_tokens"]
             side.row.notes.append(f"quality on {few} of {all_} tokens, to keep within the budget")
 
     # --- the baseline -----------------------------------------------------------------------
 
     def _open_baseline(self, stack: ExitStack, row: Row, recipe: str | None) -> None:
-        started = time.monotonic()
         side = self._open(stack, row, recipe)
         self._baseline = side
-        folder = str(self._folder)
-        self._tolerance = side.child.ask("write_reference", folder=folder)["tolerance"]
-        self._look(side, None, started)
-        self._warm_generate(side)
+        self._tolerance = side.write_reference()
+        self._look(side)
 
-    def _baseline_alone(self, seconds: float | None) -> None:
-        """Rounds of the baseline by itself, as many as are missing."""
-        side = self._baseline
-        if side is None or side.row.status != "ok":
-            return
-        todo = plan(self.work, self.request.runs, [side.costs], seconds)
-        self._label = side.row.recipe
-        for number in range(len(side.rounds), todo.rounds):
-            self._say(f"round {number + 1} of {todo.rounds}")
-            side.rounds.append(side.round(todo.workload, self.request.text))
-
-    def _make_room(self, seconds: float | None) -> None:
+    def _make_room(self) -> None:
         """Where memory does not hold two models, measure the baseline now and let it go."""
         side = self._baseline
         if side is None or memory_for_two(self.model["parameters"]):
             return
-        self._baseline_alone(seconds)
+        self._baseline_alone()
         side.child.close()
         self._apart = True
-        side.row.notes.append(
-            "memory does not hold two such models: recipes were measured after the baseline, not"
-            " beside it, so that ratios include what the machine did in between"
-        )
+        side.row.notes.append(APART)
+
+    def _baseline_alone(self) -> None:
+        """Rounds of the baseline by itself, as many as are missing."""
+        side = self._baseline
+        if side is None or side.row.status != "ok" or len(side.rounds) >= self.request.runs:
+            return
+        todo = self._plan([side])
+        for number in range(len(side.rounds), todo.rounds):
+            self._pace.say(f"round {number + 1} of {todo.rounds}")
+            side.rounds.append(side.round(todo.workload))
 
     # --- the recipes ------------------------------------------------------------------------
 
-    def _measure(self, row: Row, share: float | None) -> None:
-        started = time.monotonic()
+    def _measure(self, row: Row) -> None:
         with ExitStack() as stack:
             side = self._open(stack, row, row.recipe)
-            if self._baseline:
-                self._say("verifying")
-                verified = side.child.ask(
-                    "verify", folder=str(self._folder), tolerance=self._tolerance
-                )
-                assert row.receipt is not None
-                row.receipt["verified"] = verified
-            self._look(side, share, started)
-            self._warm_generate(side)
-            left = None if share is None else share - (time.monotonic() - started)
+            if self._tolerance is not None:
+                self._pace.say("verifying")
+                side.verify(self._tolerance)
+            self._look(side)
             beside = self._baseline.rounds if self._baseline and self._apart else []
             try:
-                self._rounds(side, beside, left)
+                self._rounds(side, beside)
             finally:
-                self._fill(side, beside)
+                side.fill(self.work, beside, self._bandwidth)
 
-    def _rounds(self, side: Side, beside: list[Round], seconds: float | None) -> None:
+    def _rounds(self, side: Side, beside: list[Round]) -> None:
         """Rounds of the recipe and of the baseline, taking turns to be first.
 
         The baseline's go to `beside`, unless it was measured before.
@@ -281,39 +209,32 @@ class Runner:
         if self._apart or (base is not None and base.row.status != "ok"):
             base = None
         sides = [side] if base is None else [base, side]
-        todo = plan(self.work, self.request.runs, [s.costs for s in sides], seconds)
-        self.in_full &= todo.workload == self.work
+        todo = self._plan(sides)
         for number in range(todo.rounds):
-            self._say(f"round {number + 1} of {todo.rounds}")
+            self._pace.say(f"round {number + 1} of {todo.rounds}")
             done = {}
             for one in sides if number % 2 == 0 else sides[::-1]:
                 try:
-                    done[one] = one.round(todo.workload, self.request.text)
+                    done[one] = one.round(todo.workload)
                 except ChildError as error:
                     if one is side:
                         raise
                     one.row.status, one.row.reason = "partial", str(error)
                     base, sides = None, [side]
-                    beside.clear()
             side.rounds.append(done[side])
             if base is not None:
                 beside.append(done[base])
                 base.rounds.append(done[base])
 
-    def _warm_generate(self, side: Side) -> None:
-        """The first call of `generate()` imports and builds things: not for the clock."""
-        work = self.work
-        if "encode" not in side.costs[str(work.batch_sizes[0])]:
-            side.round(work.shorter(min(work.prompt_tokens, 8), 2), self.request.text)
-
-    def _fill(self, side: Side, beside: list[Round]) -> None:
-        work, row = self.work, side.row
-        row.figures = figures(work, side.rounds, beside)
-        decode = row.figures.get(work.keys(work.batch_sizes[0])["decode"])
-        if decode and row.bytes_per_token and self.request.device in (None, "cpu"):
-            batch = work.batch_sizes[0]
-            steps = decode.value / batch  # a step of the whole batch reads the weights once
-            row.bandwidth_share = row.bytes_per_token * steps / (self._bandwidth * 1e9)
+    def _plan(self, sides: list[Side]) -> Plan:
+        """Rounds that fit; what the last of `sides` does not get is said."""
+        runs = self.request.runs
+        todo = plan(self.work, runs, [side.costs for side in sides], self._pace.share())
+        self._pace.expect(todo.seconds)
+        self.in_full &= todo.workload == self.work and todo.rounds == runs
+        if todo.rounds < runs:
+            sides[-1].row.notes.append(f"{todo.rounds} of {runs} rounds, to keep within the budget")
+        return todo
 
 
 def memory_for_two(parameters: int) -> bool:

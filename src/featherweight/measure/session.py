@@ -48,7 +48,6 @@ class Session:
         recipe: str | None,
         device: str | None,
         trust_remote_code: bool,
-        revision: str | None,
     ) -> dict[str, Any]:
         """Load the model and apply the recipe; without one, the checkpoint's own dtype."""
         parsed = Recipe.parse(recipe) if recipe is not None else None
@@ -56,9 +55,7 @@ class Session:
         self.floor = resident()
         with Watch(self.floor) as watch:
             start = time.perf_counter()
-            self.loaded = load(
-                model, device=device, trust_remote_code=trust_remote_code, revision=revision
-            )
+            self.loaded = load(model, device=device, trust_remote_code=trust_remote_code)
             if parsed is None:
                 parsed = _own_dtype(self.loaded.provenance.dtype)
             self.recipe = parsed
@@ -118,6 +115,12 @@ class Session:
         if self.loaded.provenance.kind == "encoder":
             return self._warm_up_encoder(work, text)
         model = self.loaded.model
+        limit, asked = quality.longest(model), work.prompt_tokens + work.new_tokens
+        if limit is not None and asked > limit:
+            raise FeatherweightError(
+                f"prompt and new tokens make {asked}, and the model takes {limit}",
+                hint="lower --prompt-tokens or --new-tokens",
+            )
         costs = {}
         kv_cache = 0
         with Watch(self.floor) as watch:
@@ -159,11 +162,12 @@ class Session:
         model = self.loaded.model
         if self.loaded.provenance.kind == "encoder":
             batches = self._batches(Workload(texts=texts), 16, text)
+            measured = {"texts": sum(len(inputs["input_ids"]) for inputs in batches)}
             if write:
                 quality.write_embeddings(model, batches, place)
-                return {"quality": {}, "measured": {"texts": texts}}
+                return {"quality": {}, "measured": measured}
             found = quality.compare_embeddings(model, batches, place)
-            return {"quality": _plain(found), "measured": {"texts": texts}}
+            return {"quality": _plain(found), "measured": measured}
         rows = quality.windows(model, self.loaded.tokenizer, body, tokens)
         found = (
             quality.write_baseline(model, rows, place)
@@ -218,9 +222,19 @@ class Session:
 
     def _batches(self, work: Workload, batch: int, text: str | None) -> list[dict[str, Any]]:
         """Paragraphs of the text, padded in batches in the order they come."""
+        tokenizer = self.loaded.tokenizer
+        if tokenizer is None:
+            raise FeatherweightError(
+                "an encoder is measured on text, and the checkpoint has no tokenizer",
+                hint="put its tokenizer files beside the weights",
+            )
         found = paragraphs(read_text(text).text, work.texts)
-        tokenizer, config = self.loaded.tokenizer, self.loaded.model.config
-        limit = min(LONGEST_TEXT, getattr(config, "max_position_embeddings", LONGEST_TEXT))
+        if not found:
+            raise FeatherweightError(
+                "the text has no paragraph of four words or more", hint="give another --text"
+            )
+        limit = quality.longest(self.loaded.model) or LONGEST_TEXT
+        limit = min(LONGEST_TEXT, limit, tokenizer.model_max_length)
         return [
             tokenizer(
                 found[at : at + batch],
@@ -237,6 +251,11 @@ def encode_prompt(tokenizer: Any, prompt: Any) -> Any:
     """Token ids and mask of a prompt: text as it is, messages through the chat template."""
     if isinstance(prompt, str):
         return tokenizer(prompt, return_tensors="pt")
+    if not tokenizer.chat_template:
+        raise FeatherweightError(
+            "a prompt is messages, and the model has no chat template",
+            hint='give it as text: {"prompt": …}',
+        )
     return tokenizer.apply_chat_template(
         prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )

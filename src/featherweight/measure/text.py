@@ -70,10 +70,10 @@ def read_prompts(path: str | Path) -> list[Any]:
             ) from None
         if isinstance(item, dict):
             item = item.get("messages") or item.get("prompt")
-        if not isinstance(item, (str, list)) or not item:
+        if not _is_prompt(item):
             raise FeatherweightError(
                 f"line {number} of '{path}' holds no prompt",
-                hint='allowed: a string, {"prompt": …} or {"messages": [{"role": …, "content": …}]}',
+                hint='write "…", {"prompt": "…"} or {"messages": [{"role": …, "content": …}]}',
             )
         prompts.append(item)
     if not prompts:
@@ -81,3 +81,12 @@ def read_prompts(path: str | Path) -> list[Any]:
             f"the prompts file '{path}' is empty", hint="write a prompt a line"
         )
     return prompts
+
+
+def _is_prompt(item: Any) -> bool:
+    """Some text, or messages as a chat template takes them."""
+    if isinstance(item, list):
+        return bool(item) and all(
+            isinstance(message, dict) and {"role", "content"} <= set(message) for message in item
+        )
+    return isinstance(item, str) and bool(item.strip())

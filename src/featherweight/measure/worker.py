@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from featherweight.errors import FeatherweightError
+from featherweight.errors import FeatherweightError, ModelError
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
                 session = _session()
             answer = {"ok": getattr(session, request["method"])(**request["arguments"])}
         except Exception as error:  # every failure becomes an answer
-            answer = {"error": _reason(error)}
+            answer = {"error": _reason(error), "input": _about_input(error)}
             traceback.print_exc()
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
@@ -77,6 +77,11 @@ def _reason(error: Exception) -> str:
     if isinstance(error, MemoryError) or "allocate memory" in first or "out of memory" in first:
         return f"out of memory: {first or 'an allocation failed'}"
     return f"{type(error).__name__}: {first}"
+
+
+def _about_input(error: Exception) -> bool:
+    """Whether another recipe would fail alike; recipes and techniques raise subclasses."""
+    return type(error) in (FeatherweightError, ModelError)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ def footnotes(report: Report) -> list[str]:
             if figure.tokens < figure.asked:
                 measured = f"measured on {figure.tokens} tokens of {figure.asked}"
                 lines.append(f"* {one_line(row.recipe)}: {key} {measured}")
-    return lines
+    name = one_line(report.model.get("name", "the model"))
+    return lines + [f"{name}: {one_line(note)}" for note in report.model.get("notes", [])]
 
 
 def _column(

@@ -94,7 +94,7 @@ class Bnb(Technique):
         asked = skipped(model, self.skip)
         left = _left_by_bitsandbytes(model)
         for name, module in model.named_modules():
-            if _is_linear(module) and name not in asked and name not in left:
+            if name and _is_linear(module) and name not in asked and name not in left:
                 yield name, module
 
     def _tell_transformers(self, model: Any, ledger: Ledger) -> None:

@@ -25,11 +25,11 @@ class Cast(Technique):
     dtype: ClassVar[torch.dtype]
 
     def check(self, model: nn.Module) -> None:
-        """Refuse a model whose weights are quantised: their bytes are not numbers to cast."""
+        """Refuse codes (integers, 8-bit floats), and what would lose a part (complex)."""
         for name, parameter in model.named_parameters():
-            if not (parameter.is_floating_point() or parameter.is_complex()):
+            if not parameter.is_floating_point() or parameter.itemsize < 2:
                 raise UnsupportedError(
-                    f"'{name}' holds {_short(parameter.dtype)} codes, which cannot be cast to"
+                    f"'{name}' is {_short(parameter.dtype)}, which cannot be cast to"
                     f" {_short(self.dtype)}",
                     hint="set the dtype before the quantiser: 'bf16+bnb-nf4'",
                 )

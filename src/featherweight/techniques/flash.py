@@ -79,16 +79,20 @@ class Flash(Attention):
 
     implementation: ClassVar[str] = IMPLEMENTATION
 
+    def check(self, model: Any) -> None:
+        """Refuse also models that do not go through torch's own attention."""
+        super().check(model)
+        if not model._supports_sdpa:
+            raise UnsupportedError(
+                f"{type(model).__name__} supports no scaled_dot_product_attention",
+                hint="use 'eager'",
+            )
+
     def apply(self, model: nn.Module, ledger: Ledger) -> None:
         """Try the kernel at the model's device, dtype and head size, then switch to it."""
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
 
-        if not getattr(model, "_supports_sdpa", False):
-            raise UnsupportedError(
-                f"{type(model).__name__} supports no scaled_dot_product_attention",
-                hint="use 'eager'",
-            )
         masked = _try(model)
         AttentionInterface.register(IMPLEMENTATION, flash_attention)
         AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
