@@ -13,7 +13,7 @@ SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard csrc/* csrc/
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
-	$(BIN)/featherweight compare smollm2-135m --budget 200s
+	$(BIN)/featherweight compare smollm2-135m -p 256 -n 32 --budget 170s
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from featherweight import cgroup, machine, native, paths, rates
+from featherweight import cgroup, machine, native, rates
 from featherweight.machine import Gpu, Machine
 from featherweight.rates import Rate, Rates
 
@@ -78,6 +78,51 @@ def test_probe_measures_once(cache: Path, measured: list[Machine]) -> None:
     assert machine.probe(refresh=True) == RATES
     assert len(measured) == 2
     assert len(list(cache.iterdir())) == 1
+
+
+SPREAD = Rate.of([20.0, 30.0, 25.0], "GB/s")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        replace(
+            RATES, bandwidth={1: RATE, 2: replace(RATE, value=9.0)}
+        ),  # a thread more, and slower
+        replace(
+            RATES, bandwidth={4: replace(RATE, value=9.0), 2: RATE, 1: replace(RATE, value=8.0)}
+        ),
+        replace(RATES, bandwidth={1: RATE, 2: SPREAD}),
+        replace(RATES, fp32=SPREAD),
+    ],
+    ids=["slower", "slower at last", "spread", "spread of arithmetic"],
+)
+def test_rates_of_a_busy_machine_are_not_kept(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, found: Rates
+) -> None:
+    monkeypatch.setattr(rates, "measure", lambda machine: found)
+    assert not found.steady
+    note = "the machine was busy: not kept, and measured again next time"
+    for _ in range(2):
+        assert machine.probe() == replace(found, notes=(note,))
+    assert not cache.exists()
+
+
+def test_a_little_less_from_more_threads_is_steady() -> None:
+    assert RATES.steady
+    assert replace(RATES, bandwidth={1: RATE, 2: replace(RATE, value=9.6)}).steady
+    assert replace(RATES, bandwidth={2: RATE, 1: replace(RATE, value=5.0)}).steady
+
+
+@pytest.mark.usefixtures("cache")
+def test_rates_of_an_older_make_are_measured_anew(
+    monkeypatch: pytest.MonkeyPatch, measured: list[Machine]
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(rates, "_SCHEMA", rates._SCHEMA - 1)
+        machine.probe()
+    assert machine.probe() == RATES
+    assert len(measured) == 2
 
 
 def test_other_threads_are_another_machine(cache: Path, measured: list[Machine]) -> None:
@@ -194,19 +239,3 @@ def test_container_limits(
     monkeypatch.setattr(cgroup, "_ROOT", tmp_path / "root")
     assert cgroup.cpu_quota() == quota
     assert cgroup.memory() == memory
-
-
-def test_a_failed_write_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "new" / "file"
-    paths.write_atomic(path, b"old")
-
-    def fail(descriptor: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        paths.write_atomic(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(path.parent.iterdir()) == [path]

@@ -112,6 +112,24 @@ def test_what_was_written_to_a_mapped_weight_survives(real: Any):
             assert torch.equal(weight, was)
 
 
+def test_pages_that_cannot_be_given_back_are_noted_once(
+    tiny_llama: Path, read: Any, state: Any, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(tensor: torch.Tensor) -> int:
+        raise OSError(2, "no page map")
+
+    monkeypatch.setattr("featherweight.ledger.give_back", fail)
+    model = read(tiny_llama)
+    before = state(model)
+    with fw.apply(model, "bf16") as applied:
+        assert model.dtype is torch.bfloat16
+        assert applied.receipt.notes == [
+            "pages of the mapped checkpoint stay resident: no page map"
+        ]
+        assert applied.receipt.bytes_given_back == 0
+    assert state(model) == before
+
+
 def test_anonymous_originals_are_kept(tiny_llama: Path, read: Any):
     model = read(tiny_llama).double().float()  # no longer views of the file
     assert held(model).mapped == 0

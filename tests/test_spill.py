@@ -17,7 +17,8 @@ from torch import nn
 import featherweight as fw
 from featherweight import ledger as ledgers
 from featherweight import spill as spills
-from featherweight.errors import FeatherweightError
+from featherweight.errors import FeatherweightError, UnsupportedError
+from featherweight.recipe import registry
 from featherweight.spill import IN_MEMORY, Spill
 from featherweight.tensors import held
 
@@ -210,4 +211,38 @@ def test_a_storage_is_empty_until_it_is_restored(disk: Path):
     spill.restore()
     assert torch.equal(tensor, torch.arange(1000, dtype=torch.int16))
     assert view.tolist() == list(range(10, 20))
+    assert list(spill.folder.iterdir()) == []
+    spill.put(tensor.untyped_storage())  # the folder is there to be used again
+    spill.restore()
+    assert view.tolist() == list(range(10, 20))
+    spill.close()
+    assert list(disk.iterdir()) == []
+
+
+def test_a_technique_left_out_after_another_spilled_keeps_the_model_whole(
+    tiny_llama: Path,
+    disk: Path,
+    read: Any,
+    answer: Any,
+    state: Any,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    pytest.importorskip("bitsandbytes")
+    quantiser = registry()["bnb-nf4"]
+    convert, calls = quantiser.convert, []
+
+    def failing(self: Any, *args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 3:
+            raise UnsupportedError("not this layer")
+        return convert(self, *args)
+
+    monkeypatch.setattr(quantiser, "convert", failing)
+    monkeypatch.setattr(ledgers, "SPILL_BATCH", 1)  # what bf16 replaced is gone by then
+    model = anonymous(tiny_llama, read)
+    before = state(model)
+    with fw.apply(model, "bf16+bnb-nf4", spill_dir=disk, on_fallback="warn") as applied:
+        assert applied.receipt.notes == ["bnb-nf4 left out: not this layer"]
+        assert torch.equal(answer(model), answer(read(tiny_llama, dtype=torch.bfloat16)))
+    assert state(model) == before
     assert list(disk.iterdir()) == []

@@ -8,7 +8,7 @@ from featherweight.errors import ModelError
 
 # Weights only as safetensors: pickled ones are never read.
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
-OTHER_FORMATS = ["original/*", "onnx/*", "openvino/*"]
+OTHER_FORMATS = ["original/*", "onnx/*", "openvino/*", "consolidated*", "*.fp16.*"]
 
 
 def snapshot(name: str, revision: str | None, code: bool) -> Path:

@@ -19,8 +19,14 @@ def cache_dir() -> Path:
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file whole or not at all, making its folder. Raises OSError, and leaves no litter."""
-    path = Path(path)
+    """Write a file whole or not at all, making its folder. Raises OSError, and leaves no litter.
+
+    Through a link the target is written; what is no file (`/dev/null`, a pipe) is never replaced.
+    """
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:

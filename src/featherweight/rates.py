@@ -13,16 +13,18 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from featherweight import __version__, native
 from featherweight.machine import Machine
 from featherweight.paths import cache_dir, write_atomic
 
-_SCHEMA = 1
+_SCHEMA = 2
 _MIN_SET, _MAX_SET = 256 << 20, 2 << 30  # bytes read in one sample
 _BANDWIDTH_SECONDS = 2.4  # for all thread counts together
 _ARITHMETIC_SECONDS = 0.5  # for each rate
+_STEADY_CV = 0.15
 _SAMPLES = 3, 9  # at least, at most
 _CALL_SECONDS = 0.04  # of one sample of arithmetic
 
@@ -74,6 +76,13 @@ class Rates:
         """The best of all thread counts."""
         return max(self.bandwidth.values(), key=lambda rate: rate.value)
 
+    @property
+    def steady(self) -> bool:
+        """Whether the machine seems to have been idle: little spread, and threads that help."""
+        rates = [self.bandwidth[count] for count in sorted(self.bandwidth)]
+        slower = any(b.value < 0.95 * a.value for a, b in pairwise(rates))
+        return not slower and all(rate.cv <= _STEADY_CV for rate in (*rates, self.fp32))
+
     def to_json(self) -> dict[str, Any]:
         """As JSON types; thread counts become strings, as JSON has it."""
         return asdict(self) | {
@@ -96,7 +105,8 @@ class Rates:
 def cached(machine: Machine, refresh: bool = False) -> Rates:
     """The rates of `machine` from the cache, else measured and put there.
 
-    A cache that cannot be read is measured anew; one that cannot be written leaves a note.
+    A cache that cannot be read is measured anew; one that cannot be written leaves a note, and so
+    do rates of a busy machine, which are not kept.
     """
     status = native.status()
     key = {
@@ -116,6 +126,9 @@ def cached(machine: Machine, refresh: bool = False) -> Rates:
         except (OSError, KeyError, TypeError, ValueError, AttributeError):
             pass  # absent, cut short, or of another make: measure
     rates = measure(machine)
+    if not rates.steady:
+        note = "the machine was busy: not kept, and measured again next time"
+        return replace(rates, notes=(*rates.notes, note))
     document = {"key": key, "rates": rates.to_json()}
     try:
         write_atomic(path, json.dumps(document, indent=1).encode())

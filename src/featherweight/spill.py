@@ -68,7 +68,6 @@ class Spill:
                 _bytes_of(storage).copy_(saved)
             path.unlink()
             del self._files[path]
-        self.close()
 
     def close(self) -> None:
         """Remove the folder and what is left in it."""

@@ -44,7 +44,7 @@ def done(
             "csv": ("compare", tiny_bert, "fp32", "bf16", *SHORT, "--format", "csv"),
             "json": (
                 *("compare", silent, *SHORT, "fp32", "--format", "json"),
-                *("-o", folder / "made.json", "--max-kld", 0),
+                *("-o", folder / "made.json"),
             ),
             "md": ("compare", tiny_llama, "bnb-nf4:skip=*", *SHORT, "--format", "md"),
             "missing model": ("compare", folder / "none"),
@@ -53,6 +53,7 @@ def done(
             "short text": ("compare", tiny_llama, *SHORT, "--text", folder / "short"),
             "cache": ("compare", tiny_llama, "fp32", no_cache),
             "recipe": ("compare", tiny_llama, "fp33"),
+            "gate": ("compare", tiny_llama, "fp32", "--max-kld", 0),
             "text": ("compare", tiny_llama, "--text", folder / "empty"),
             "prompts": ("compare", tiny_llama, "--prompts", folder / "bad.jsonl"),
         }
@@ -74,7 +75,7 @@ def test_an_encoder_as_csv(done: dict[str, Any]) -> None:
     table = list(csv.DictReader(io.StringIO(done["csv"].out)))
     assert done["csv"].status == 0
     assert [row["recipe"] for row in table] == ["fp32", "bf16"]
-    assert float(table[1]["encode_ratio"]) > 0
+    assert float(table[1]["encode@b16_ratio"]) > 0
     assert 0.99 < float(table[1]["cosine"]) < 1
     assert 0.5 < float(table[1]["neighbours"]) <= 1
     assert table[0]["cosine"] == table[0]["kv_cache"] == ""
@@ -106,6 +107,7 @@ def test_markdown_and_a_status_if_every_recipe_failed(done: dict[str, Any]) -> N
         ("short text", "quality is measured on windows of 256"),
         ("cache", "set FEATHERWEIGHT_CACHE"),
         ("recipe", "unknown technique 'fp33'"),
+        ("gate", "a gate compares recipes with a baseline"),
         ("text", "is empty"),
         ("prompts", "line 1 of"),
     ],

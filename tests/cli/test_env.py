@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from featherweight import native, rates
+from featherweight import native, rates, versions
 from featherweight.cli import env
 from featherweight.rates import Rate, Rates
 
@@ -34,7 +34,7 @@ def test_json_holds_everything(tmp_path: Path) -> None:
 
 
 def test_human_shows_spread_notes_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env, "_EXTRAS", {"gguf": ("no-such-package",)})
+    monkeypatch.setattr(versions, "EXTRAS", {"gguf": ("no-such-package",)})
     result = CliRunner().invoke(env.command, [])
     assert result.exit_code == 0, result.output
     assert "10.0 GB/s (9.0–11.0, cv 10.0 %, n = 3)" in result.stdout

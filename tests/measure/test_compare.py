@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,15 +10,20 @@ from typing import Any
 
 import pytest
 
+from featherweight import machine
 from featherweight.errors import FeatherweightError, RecipeError
 from featherweight.measure.compare import _first_difference, compare, default_recipes
 from featherweight.measure.result import SCHEMA, Report
+from featherweight.measure.side import Request
 from featherweight.models import Loaded
+from featherweight.rates import Rate, Rates
 
 pytestmark = pytest.mark.timeout(400)  # a child process takes seconds to import its libraries
 
 P, N, RUNS = 16, 4, 2
 PROMPTS = ['"The assert statement is"', '{"prompt": "A class is"}']
+RATE = Rate.of([10.0, 10.0], "GB/s")
+RATES = Rates("torch", "none", 1, {1: RATE}, RATE, None, 1 << 28)
 bitsandbytes = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 
 
@@ -198,6 +204,44 @@ def test_bad_input_is_refused_before_anything_runs(settings: dict[str, Any], say
     with pytest.raises(FeatherweightError, match=says):
         compare("no-such-model", **settings, progress=lambda doing, left: steps.append(doing))
     assert steps == []
+
+
+@pytest.mark.parametrize("recipes", [["fp32"], "fp32"], ids=["list", "string"])
+@pytest.mark.parametrize("gate", ["max_kld", "max_ppl_ratio"])
+def test_a_gate_without_a_recipe_to_hold_is_refused(recipes: Any, gate: str) -> None:
+    steps: list[str] = []
+    says = "a gate compares recipes with a baseline, and only 'fp32' is named; name the baseline"
+    with pytest.raises(FeatherweightError, match=says):
+        compare(
+            "no-such-model",
+            recipes,
+            **{gate: 1.0},
+            progress=lambda doing, left: steps.append(doing),
+        )
+    assert steps == []
+
+
+def test_finding_the_model_costs_no_budget(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Exception):
+        pass
+
+    asked: list[Request] = []
+
+    def runner(request: Request, *rest: Any) -> Any:
+        asked.append(request)
+        raise Stop
+
+    said: list[tuple[str, float | None]] = []
+    module = importlib.import_module("featherweight.measure.compare")
+    monkeypatch.setattr(module, "Runner", runner)
+    monkeypatch.setattr(module, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(machine, "probe", lambda: RATES)
+    with pytest.raises(Stop):
+        compare(str(tiny_llama), "bf16", budget_s=5, progress=lambda *step: said.append(step))
+    assert asked[0].seconds == 5
+    assert [left for _, left in said] == [None, None]
 
 
 def test_bad_recipes_are_named_as_such() -> None:

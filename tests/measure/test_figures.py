@@ -82,10 +82,10 @@ def test_an_encoder_is_tokens_of_all_texts_a_second() -> None:
     ours = Round(work, {"16 encode": 2.0, "16 tokens": 900, "32 encode": 1.0, "32 tokens": 900})
     theirs = Round(work, {"16 encode": 3.0, "16 tokens": 900, "32 encode": 1.0, "32 tokens": 900})
     found = figures(work, [ours], [theirs])
-    assert list(found) == ["encode", "encode@b32"]
-    assert found["encode"].value == 450
-    assert found["encode"].ratio
-    assert found["encode"].ratio.value == 1.5
+    assert list(found) == ["encode@b16", "encode@b32"]
+    assert found["encode@b16"].value == 450
+    assert found["encode@b16"].ratio
+    assert found["encode@b16"].ratio.value == 1.5
     assert found["encode@b32"].value == 900
 
 

@@ -186,7 +186,7 @@ def test_a_baseline_alone_is_cut_and_flagged(tiny_llama: Path, later: Callable[[
 def test_where_memory_holds_one_model_the_baseline_goes_first(
     tiny_llama: Path, later: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "memory_for_two", lambda parameters: False)
+    monkeypatch.setattr(runner, "memory_for_two", lambda parameters, device: False)
     alive: list[int] = []
 
     def hurry() -> None:
@@ -219,7 +219,8 @@ def test_where_memory_holds_one_model_the_baseline_goes_first(
 
 
 def test_memory_for_two_asks_for_room_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = SimpleNamespace(available=10_000)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    assert runner.memory_for_two(2000)
-    assert not runner.memory_for_two(2100)
+    free = SimpleNamespace(memory_available=10_000)
+    monkeypatch.setattr(machine, "describe", lambda: free)
+    for device in (None, "cpu"):
+        assert runner.memory_for_two(2000, device)
+        assert not runner.memory_for_two(2100, device)

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from featherweight.errors import FeatherweightError
 from featherweight.measure.session import Session, encode_prompt
+from featherweight.measure.side import DECODER_PARTS
 from featherweight.measure.workload import Workload
 
 SHORT = Workload(16, 4, (1,), 20)
@@ -63,18 +64,43 @@ def test_warm_up_counts_the_whole_cache(session, tiny_llama: Path) -> None:
     assert set(answer["costs"]) == {"1", "2"}
 
 
+def test_weights_are_taken_again_after_the_first_pass(session, tiny_llama: Path) -> None:
+    one, info = session(tiny_llama)
+    model = one.loaded.model
+    assert one.warm_up(SHORT.to_json(), None)["weights"] == info["weights"]
+
+    def repack(*ignored: Any) -> None:
+        model.packed = torch.zeros(1000, dtype=torch.uint8)
+
+    model.model.register_forward_hook(repack)  # as bitsandbytes does in a forward pass
+    answer = one.warm_up(SHORT.to_json(), None)
+    assert answer["weights"] == info["weights"] + 1000
+    assert answer["weights_mapped"] == info["weights_mapped"]
+    assert answer["bytes_per_token"] == info["bytes_per_token"] + 1000
+
+
+def test_experts_leave_what_a_step_reads_open(session, tiny_llama: Path) -> None:
+    one, info = session(tiny_llama)
+    assert info["bytes_per_token"]
+    one.loaded.model.config.num_local_experts = 4
+    assert one._weights()["bytes_per_token"] is None
+
+
 def test_a_round_measures_every_part_of_every_batch(session, tiny_llama: Path) -> None:
     one, _ = session(tiny_llama)
-    found = one.round(Workload(8, 2, (1, 3)).to_json(), None)
-    parts = ("prefill", "decode", "first", "generate")
-    assert set(found) == {f"{batch} {part}" for batch in (1, 3) for part in parts}
-    assert all(seconds > 0 for seconds in found.values())
+    work = Workload(8, 2, (1, 3)).to_json()
+    parts = {"prefill": ("prefill",), "decode": ("decode",), "generate": ("first", "generate")}
+    assert tuple(parts) == DECODER_PARTS
+    for part, keys in parts.items():
+        found = one.sample(work, part, None)
+        assert set(found) == {f"{batch} {key}" for batch in (1, 3) for key in keys}
+        assert all(seconds > 0 for seconds in found.values())
 
 
 def test_an_encoder_round_counts_real_tokens(session, tiny_bert: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("one two three four\n\nfive six seven eight nine\n")
     one, _ = session(tiny_bert)
-    found = one.round(Workload(batch_sizes=(2,)).to_json(), str(tmp_path / "text"))
+    found = one.sample(Workload(batch_sizes=(2,)).to_json(), "encode", str(tmp_path / "text"))
     tokenizer = one.loaded.tokenizer
     texts = ["one two three four", "five six seven eight nine"]
     assert found["2 tokens"] == sum(len(tokenizer(text)["input_ids"]) for text in texts)
@@ -87,10 +113,10 @@ def test_long_texts_are_cut_to_what_the_encoder_takes(
 ) -> None:
     (tmp_path / "text").write_text("far too long " * 300)
     one, _ = session(tiny_bert)
-    found = one.round(Workload(batch_sizes=(1,)).to_json(), str(tmp_path / "text"))
+    found = one.sample(Workload(batch_sizes=(1,)).to_json(), "encode", str(tmp_path / "text"))
     assert found["1 tokens"] == 256
     one.loaded.tokenizer.model_max_length = 100
-    found = one.round(Workload(batch_sizes=(1,)).to_json(), str(tmp_path / "text"))
+    found = one.sample(Workload(batch_sizes=(1,)).to_json(), "encode", str(tmp_path / "text"))
     assert found["1 tokens"] == 100
 
 
@@ -139,8 +165,8 @@ def test_a_text_without_paragraphs_is_one_line(session, tiny_bert: Path, tmp_pat
         one.warm_up(SHORT.to_json(), str(tmp_path / "text"))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there_is_one_line(tiny_llama: Path) -> None:
-    with pytest.raises(FeatherweightError, match="cannot be put on device 'cuda'") as caught:
-        Session(torch.get_num_threads(), 0).load(str(tiny_llama), "fp32", "cuda", False)
+@pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
+def test_a_device_that_is_not_there_is_one_line(tiny_llama: Path, device: str) -> None:
+    with pytest.raises(FeatherweightError, match=f"cannot be put on device '{device}'") as caught:
+        Session(torch.get_num_threads(), 0).load(str(tiny_llama), "fp32", device, False)
     assert "\n" not in str(caught.value)

@@ -55,14 +55,23 @@ def test_t_quantile_as_tabulated(p, df, expected):
 
 def test_ratio_pairs_rounds():
     # The second round was half as fast for both: no spread is left in the ratios.
-    interval = stats.paired_ratio([20, 10, 20, 20, 20], [10, 5, 10, 10, 10])
+    interval = stats.paired_ratio([20, 10, 20, 20, 20, 20], [10, 5, 10, 10, 10, 10])
     assert (interval.value, interval.low, interval.high) == (2, 2, 2)
 
 
-def test_ratio_of_five_rounds_spans_the_range():
-    # Level Φ(−√(5/4) · 2.776) ≈ 0.001, below the 5.8 % of resamples whose median is the minimum.
-    interval = stats.paired_ratio([1.0, 1.1, 1.2, 1.3, 1.4], [1, 1, 1, 1, 1])
-    assert (interval.value, interval.low, interval.high) == (1.2, 1.0, 1.4)
+def test_ratio_of_six_rounds_spans_the_range():
+    # Level Φ(−√(6/5) · 2.571) ≈ 0.0024: fewer of the resamples have a smaller median than this.
+    interval = stats.paired_ratio([1.0, 1.1, 1.2, 1.3, 1.4, 1.5], [1] * 6)
+    assert interval.value == pytest.approx(1.25)
+    assert (interval.low, interval.high) == (1.0, 1.5)
+
+
+def test_ratio_of_five_rounds_is_students():
+    interval = stats.paired_ratio([math.exp(log) for log in (-2, -1, 0, 1, 2)], [1] * 5)
+    # Mean log 0, standard error √(2.5 / 5), t 2.776.
+    assert interval.value == 1
+    assert math.log(interval.low) == pytest.approx(-2.776 * math.sqrt(0.5), abs=1e-3)
+    assert math.log(interval.high) == pytest.approx(2.776 * math.sqrt(0.5), abs=1e-3)
 
 
 def test_ratio_of_two_rounds_is_wider_than_its_samples():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import platform
 import sys
 from pathlib import Path
 
@@ -43,3 +44,10 @@ def test_a_refusal_is_an_os_error() -> None:
 
 def test_malloc_trim_answers() -> None:
     assert libc.malloc_trim() in (True, False)
+
+
+def test_the_threshold_of_mmap_can_be_set_on_glibc() -> None:
+    try:
+        assert libc.set_mmap_threshold(128 << 10) is (platform.libc_ver()[0] == "glibc")
+    finally:
+        libc.set_mmap_threshold(32 << 20)

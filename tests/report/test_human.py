@@ -44,9 +44,11 @@ def test_wide_enough_means_one_table(decoder):
         "1234 ± 20",
         "40",
         "0.0004",
-        "99.1",
-        "17.86",
-        "1.0015",
+        "0.0039",
+        "99.1 ± 0.2",
+        "0.7",
+        "17.86 ± 0.41",
+        "1.0015 ± 0.0004",
     ]
 
 
@@ -55,7 +57,7 @@ def test_too_narrow_parts_memory_and_quality_from_speed(decoder):
     heads = [i for i, line in enumerate(lines) if line.startswith("recipe")]
     assert len(heads) == 2
     first, second = (" ".join(" ".join(lines[i - 1 : i + 1]).split()) for i in heads)
-    assert first == "peak same PPL recipe weights memory KLD top % PPL ratio"
+    assert first == "peak KLD same RMS PPL recipe weights memory KLD 99 % top % Δp % PPL ratio"
     assert second == "pp512 tg64 gen ttft tg64@b8 bandwidth recipe t/s t/s t/s s t/s %"
 
 
@@ -75,7 +77,7 @@ def test_star_and_footnotes(decoder):
 
 def test_verdicts_notes_failures_and_gates(decoder):
     lines = lines_of(decoder, 300)
-    at = lines.index("Against fp32 (in brackets: 95 % interval over paired rounds):")
+    at = lines.index("Against fp32 (in brackets: 95 % interval over 3 paired rounds):")
     assert lines[at + 1 :][:9] == [
         "bf16: decode 1.29× (1.22–1.36, faster), decode at batch 8 1.02× (0.97–1.08, no clear"
         " difference), prefill 0.16× (0.15–0.17, slower), weights 0.50×, peak memory 0.62×,"

@@ -12,15 +12,15 @@ def test_table_of_a_decoder(decoder):
     lines = render(decoder, "md").splitlines()
     assert lines[:6] == [
         "| recipe | weights | peak memory | pp512 t/s | tg64 t/s | gen t/s | ttft s | tg64@b8 t/s"
-        " | bandwidth % | KLD | same top % | PPL | PPL ratio |",
-        "| :-- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: |",
+        " | bandwidth % | KLD | KLD 99 % | same top % | RMS Δp % | PPL | PPL ratio |",
+        "| :-- |" + " --: |" * 14,
         "| fp32 | 513 MiB | 612 + 514 MiB | 143 ± 2 | 11.0 ± 0.2 | 9.51 ± 0.12 | 3.58 ± 0.05 | –"
-        " | 62 | – | – | 17.83 | – |",
+        " | 62 | – | – | – | – | 17.83 ± 0.41 | – |",
         "| bf16 | 257 MiB | 443 + 257 MiB | 22.9 ± 0.3 | 14.2 ± 2.6 | 8.02 | 22.4 ± 0.4"
-        " | 1234 ± 20 | 40 | 0.0004 | 99.1 | 17.86 | 1.0015 |",
+        " | 1234 ± 20 | 40 | 0.0004 | 0.0039 | 99.1 ± 0.2 | 0.7 | 17.86 ± 0.41 | 1.0015 ± 0.0004 |",
         r"| nf4:double+flash+fastpath (partial) | 3.00 GiB | 96.0 MiB | – | 27.3 ± 0.4\* | – | –"
-        r" | – | – | \<0.0001 | 100.0 | – | – |",
-        r"| int8:skip=a\|b,\[red\]c (failed) | – | – | – | – | – | – | – | – | – | – | – | – |",
+        r" | – | – | \<0.0001 | – | 100.0 | – | – | – |",
+        r"| int8:skip=a\|b,\[red\]c (failed) |" + " – |" * 14,
     ]
 
 
@@ -53,7 +53,7 @@ def test_encoder(encoder):
             "| fp32 | 87.0 MiB | 5210 ± 40 | – | – |",
             "| fp32+fastpath | 87.0 MiB | 9876 ± 99 | >0.99999 | 99.6 |",
             "",
-            "Against fp32 (in brackets: 95 % interval over paired rounds):",
+            "Against fp32 (in brackets: 95 % interval over 3 paired rounds):",
             "",
             "- fp32+fastpath: encode 1.90× (1.80–2.00, faster), weights 1.00×, cosine >0.99999,"
             " neighbours 99.6 %",

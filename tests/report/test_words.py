@@ -70,6 +70,23 @@ def test_quality_cells(key, value, text):
 
 
 @pytest.mark.parametrize(
+    ("key", "estimate", "text"),
+    [
+        ("ppl", Estimate(17.834, 0.41), "17.83 ± 0.41"),
+        ("ppl_ratio", Estimate(1.00151, 0.0004), "1.0015 ± 0.0004"),
+        ("kld", Estimate(0.0123, 0.0021), "0.0123 ± 0.0021"),
+        ("kld", Estimate(0.00043, 0.00002), "0.0004"),  # too small to be seen
+        ("kld_p99", Estimate(0.0039), "0.0039"),
+        ("same_top", Estimate(0.9913, 0.002), "99.1 ± 0.2"),
+        ("same_top", Estimate(1.0, 0.0), "100.0"),
+        ("rms_dp", Estimate(0.0171, 0.0012), "1.7 ± 0.1"),
+    ],
+)
+def test_quality_cells_carry_their_standard_error(key, estimate, text):
+    assert words.quality(key, estimate) == text
+
+
+@pytest.mark.parametrize(
     ("ratio", "text"), [(1.29, "1.29×"), (0.158, "0.16×"), (0.0851, "0.085×"), (12.34, "12.3×")]
 )
 def test_times(ratio, text):
@@ -120,6 +137,20 @@ def test_baseline_is_remarked_only_with_something_to_say():
 def test_no_comparison_with_a_failed_baseline():
     rows = [Row("b", baseline=True, status="failed", reason="x"), Row("r")]
     assert words.remarks_head(Report({}, {}, {}, {}, rows=rows)) is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [([3, 3], "over 3 paired rounds"), ([5, 3], "over 3–5 paired rounds"), ([], "over no paired")],
+)
+def test_the_head_of_the_remarks_says_how_many_rounds(counts, said):
+    rows = [Row("b", baseline=True), Row("r")]
+    for number, count in enumerate(counts):
+        figure = speed(1.0, ratio=Interval(1.0, 0.9, 1.1))
+        figure.rounds = count
+        rows[1].figures[f"tg{number}"] = figure
+    rows[1].figures["pp1"] = speed(1.0)  # of no ratio
+    assert said in words.remarks_head(Report({}, {}, {}, {}, rows=rows))
 
 
 def test_outputs_begin_with_the_baseline():

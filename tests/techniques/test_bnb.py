@@ -180,6 +180,32 @@ def test_a_module_that_is_not_transformers_can_be_quantised():
     assert torch.equal(model(x), expected)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layer_at_two_places_is_converted_once(name: str, state: Any):
+    shared = nn.Linear(64, 64)
+    model = nn.ModuleDict({"one": shared, "more": nn.Sequential(nn.ReLU(), shared)}).eval()
+    before = state(model)
+    with fw.apply(model, name) as applied:
+        assert model["one"] is model["more"][1]
+        assert layers(model).keys() == {"one"}
+        lines = [(c.module, c.action) for c in applied.receipt.changes]
+        assert lines == [("one", "changed"), ("more.1", "changed")]
+    assert model["one"] is model["more"][1] is shared
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_is_quantised_whole_has_nothing_else(name: str, state: Any):
+    model = nn.Sequential(nn.Linear(64, 64, bias=False)).eval()
+    before = state(model)
+    applied = fw.apply(model, name)
+    assert layers(model).keys() == {"0"}
+    with torch.no_grad():
+        assert model(torch.ones(2, 64)).isfinite().all()
+    applied.undo()
+    assert state(model) == before
+
+
 @pytest.mark.parametrize("first", ["bnb-int8", "bnb-nf4"])
 def test_a_second_quantisation_is_refused(tiny_llama: Path, first: str, read: Any):
     model = read(tiny_llama)

@@ -63,22 +63,64 @@ def test_every_blocksize_runs(blocksize: int, tiny_config: Any):
 @pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16"])
 def test_compute_is_the_dtype_of_the_arithmetic(tiny_llama: Path, compute: str, read: Any):
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[compute]
-    name = str(dtype).removeprefix("torch.")
     model = read(tiny_llama)
     with fw.apply(model, f"bnb-nf4:compute={compute}") as applied:
         assert layer(model).compute_dtype is dtype
         assert model.config.quantization_config.bnb_4bit_compute_dtype is dtype
         ((asked, runs),) = applied.receipt.actual.items()
-        assert asked == f"4-bit products asked for in {name}"
-        assert runs.startswith("bfloat16") if functional.has_avx512bf16() else runs == name
+        assert asked == f"4-bit products asked for in {compute}"
+        packs = functional.has_avx512bf16()
+        assert runs == ("bf16, all that its kernel for this processor has" if packs else compute)
 
 
-def test_compute_is_the_models_dtype_if_not_said(tiny_llama: Path, read: Any):
+def test_compute_is_float32_as_in_stock_if_not_said(tiny_llama: Path, read: Any):
     model = read(tiny_llama)
     for recipe, dtype in (("bnb-nf4", torch.float32), ("bf16+bnb-nf4", torch.bfloat16)):
-        with fw.apply(model, recipe):
-            assert layer(model).compute_dtype is dtype
+        with fw.apply(model, recipe) as applied:
+            assert layer(model).compute_dtype is torch.float32
             assert layer(model).weight.quant_state.dtype is dtype
+            assert "4-bit products asked for in fp32" in applied.receipt.actual
+            config = model.config.quantization_config
+            assert config.bnb_4bit_compute_dtype is torch.float32
+
+
+@pytest.mark.parametrize("recipe", ["bnb-nf4", "bnb-nf4:double", "bf16+bnb-fp4:double"])
+def test_verifying_leaves_what_was_quantised(tiny_llama: Path, recipe: str, read: Any, answer: Any):
+    plain, verified = read(tiny_llama), read(tiny_llama)
+    fw.apply(plain, recipe)
+    fw.apply(verified, recipe, verify=True)
+    expected = dict(plain.named_modules())
+    double = "double" in recipe
+    for name, module in verified.named_modules():
+        if type(module).__name__ != "Linear4bit":
+            continue
+        mine, theirs = module.weight.quant_state, expected[name].weight.quant_state
+        assert module.quant_state is mine
+        assert module.weight.dtype is torch.uint8
+        assert torch.equal(module.weight.data, expected[name].weight.data), name
+        assert mine.nested is theirs.nested is double
+        assert mine.absmax.dtype is theirs.absmax.dtype
+        assert torch.equal(mine.absmax, theirs.absmax)
+        assert (mine.shape, mine.blocksize, mine.dtype) == (
+            theirs.shape,
+            theirs.blocksize,
+            theirs.dtype,
+        )
+        if double:
+            assert torch.equal(mine.state2.absmax, theirs.state2.absmax)
+            assert torch.equal(mine.offset, theirs.offset)
+    assert torch.equal(answer(verified), answer(plain))
+
+
+def test_a_verified_model_can_be_trained(tiny_llama: Path, read: Any):
+    model = read(tiny_llama)
+    fw.apply(model, "bnb-nf4", verify=True)
+    model.train()
+    x = torch.randn(1, 6, 64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    model(inputs_embeds=x).logits.square().mean().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert x.grad.any()
 
 
 @pytest.mark.parametrize("packs", [True, False], ids=["avx512-bf16", "without"])

@@ -62,7 +62,7 @@ def test_what_already_has_the_dtype_is_kept(tiny_llama: Path, read: Any):
 
 def test_modules_that_an_architecture_keeps_in_float32_stay(tiny_llama: Path, read: Any):
     model = read(tiny_llama)
-    model._keep_in_fp32_modules_strict = {"norm"}
+    model._keep_in_fp32_modules_strict = {"model.norm"}
     model._keep_in_fp32_modules = {"input_layernorm"}
     with fw.apply(model, "bf16") as applied:
         assert model.model.norm.weight.dtype is torch.float32
@@ -88,6 +88,45 @@ def test_a_buffer_of_the_checkpoint_is_cast_and_others_are_not():
             torch.int64,
         )
     assert model.saved.dtype is torch.float32
+
+
+def router() -> nn.Module:
+    """A layer whose gate and counts want float32, as those of a mixture of experts."""
+    model = nn.Module()
+    model.mlp = nn.Module()
+    model.mlp.gate = nn.Linear(4, 2)
+    model.mlp.gate_proj = nn.Linear(4, 2, bias=False)
+    model.mlp.register_buffer("score_correction", torch.ones(2))
+    model.mlp.register_buffer("scale", torch.ones(2))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("listed", "kept"),
+    [
+        (["mlp.gate.weight"], {"mlp.gate.weight"}),
+        (["gate"], {"mlp.gate.weight", "mlp.gate.bias", "mlp.gate_proj.weight"}),
+        (["score_correction", "gate.bias"], {"mlp.score_correction", "mlp.gate.bias"}),
+        (["mlp.*bias"], {"mlp.gate.bias"}),
+        ([r"gate\.(weight|bias)$"], {"mlp.gate.weight", "mlp.gate.bias"}),
+    ],
+    ids=["dotted", "part", "buffer", "star", "regex"],
+)
+def test_what_is_kept_in_float32_is_searched_in_whole_names(listed: list[str], kept: set[str]):
+    model = router()
+    model._keep_in_fp32_modules_strict = listed
+    with fw.apply(model, "bf16") as applied:
+        tensors = dict([*model.named_parameters(), *model.named_buffers()])
+        assert {name for name, t in tensors.items() if t.dtype is torch.float32} == kept
+        lines = {c.module: (c.action, c.why) for c in applied.receipt.changes}
+        assert lines.keys() == tensors.keys()
+        for name, line in lines.items():
+            why = "the model keeps it in float32"
+            assert line == (("kept", why) if name in kept else ("changed", None)), name
+    with fw.apply(model, "fp32") as applied:
+        assert {(c.action, c.what) for c in applied.receipt.changes} == {
+            ("kept", "already float32")
+        }
 
 
 @pytest.mark.parametrize("recipe", ["bnb-nf4", "bnb-int8"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -172,6 +174,47 @@ def test_only_flash_restores_every_switch():
         assert [enabled() for enabled, _ in OTHERS] == before
     finally:
         OTHERS[1][1](True)
+
+
+@pytest.fixture
+def switches() -> Iterator[list[bool]]:
+    """The switches of the other kernels, one of them off, to be found so again."""
+    for _, enable in OTHERS:
+        enable(True)
+    OTHERS[1][1](False)
+    before = [enabled() for enabled, _ in OTHERS]
+    yield before
+    OTHERS[1][1](True)
+
+
+def test_the_last_to_leave_restores_every_switch(switches: list[bool]):
+    first, second = only_flash(), only_flash()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert [enabled() for enabled, _ in OTHERS] == [False] * 3  # the second is still inside
+    second.__exit__(None, None, None)
+    assert [enabled() for enabled, _ in OTHERS] == switches
+
+
+def test_two_threads_leave_every_switch(tiny_llama: Path, read: Any, switches: list[bool]):
+    ids = torch.arange(10)[None]
+    models = [read(tiny_llama), read(tiny_llama)]
+    both = Barrier(2)
+
+    def generate(model: Any) -> torch.Tensor:
+        both.wait()
+        return model.generate(ids, max_new_tokens=16, do_sample=False)
+
+    expected = models[0].generate(ids, max_new_tokens=16, do_sample=False)
+    with (
+        fw.apply(models[0], "flash"),
+        fw.apply(models[1], "flash"),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        found = list(pool.map(generate, models))
+    assert all(torch.equal(tokens, expected) for tokens in found)
+    assert [enabled() for enabled, _ in OTHERS] == switches
 
 
 def test_other_errors_are_not_taken_for_a_refusal(tiny_llama: Path, read: Any):

@@ -12,8 +12,7 @@ import click
 
 from featherweight.cli.options import Duration, Numbers, model_options
 from featherweight.errors import FeatherweightError
-
-FORMATS = ("human", "md", "json", "csv")
+from featherweight.report import FORMATS
 
 
 @click.command("compare")

@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-_PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "numpy")
-_EXTRAS = {"bitsandbytes": ("bitsandbytes",), "gguf": ("gguf", "sentencepiece")}
 _GIB = 1 << 30
 
 # What there is to say about one subject: (label, text) pairs.
@@ -44,40 +42,22 @@ def collect(refresh: bool = False) -> dict[str, Any]:
 
     from featherweight import machine, native
     from featherweight.paths import cache_dir
+    from featherweight.versions import EXTRAS, version, versions
 
     missing = {
         package: f"pip install 'featherweight[{extra}]'"
-        for extra, packages in _EXTRAS.items()
+        for extra, packages in EXTRAS.items()
         for package in packages
-        if _version(package) is None
+        if version(package) is None
     }
     return {
-        "versions": _versions(),
+        "versions": versions(),
         "missing": missing,
         "machine": machine.describe().to_json(),
         "native": asdict(native.status()),
         "rates": machine.probe(refresh).to_json(),
         "cache": str(cache_dir()),
     }
-
-
-def _versions() -> dict[str, str]:
-    """Versions of what is installed, by name of package."""
-    import platform
-
-    extras = [package for packages in _EXTRAS.values() for package in packages]
-    named = {name: _version(name) for name in ("featherweight", *_PACKAGES, *extras)}
-    installed = {name: version for name, version in named.items() if version}
-    return {"python": platform.python_version(), **installed}
-
-
-def _version(package: str) -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _print(found: dict[str, Any]) -> None:

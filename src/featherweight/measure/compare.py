@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,7 @@ from featherweight.models import locate
 from featherweight.paths import cache_dir
 from featherweight.recipe import Recipe
 from featherweight.report.words import verdict
-
-PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "bitsandbytes", "numpy")
+from featherweight.versions import versions
 
 
 def compare(
@@ -61,7 +58,7 @@ def compare(
         batch_sizes: sequences at once, each measured; 1, or 16 for encoders, by default.
         runs: rounds of baseline and recipe in turn.
         threads: of torch, in every process; as torch sets them by default.
-        budget_s: seconds for everything; rounds, then tokens, are cut to fit.
+        budget_s: seconds for everything after downloads; rounds, then tokens, are cut to fit.
         quality_tokens: tokens of text read to compare outputs; 0 leaves quality out.
         text: a UTF-8 file; CPython's help topics by default.
         prompts: a JSONL file; greedy outputs are put side by side.
@@ -76,7 +73,13 @@ def compare(
         RecipeError and FeatherweightError for input that cannot be used: recipes and files before
         anything is run, a model or text that no recipe could be measured with once it is tried.
     """
+    recipes = [recipes] if isinstance(recipes, (str, Recipe)) else recipes
     parsed: list[str | None] = [str(Recipe.parse(recipe)) for recipe in recipes]
+    if len(parsed) == 1 and (max_kld is not None or max_ppl_ratio is not None):
+        raise FeatherweightError(
+            f"a gate compares recipes with a baseline, and only '{parsed[0]}' is named",
+            hint="name the baseline first, then the recipes, such as 'bf16 bnb-nf4'",
+        )
     threads = torch.get_num_threads() if threads is None else threads
     numbers = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "runs": runs}
     numbers["threads"] = threads
@@ -88,7 +91,7 @@ def compare(
     report = Report(
         model={"name": str(model)},
         machine={},
-        versions=_versions(),
+        versions=versions(),
         settings={
             "threads": threads,
             "runs": runs,
@@ -96,14 +99,16 @@ def compare(
             "budget_s": budget_s,
             "seed": seed,
             "device": device or "cpu",
+            "max_kld": max_kld,
+            "max_ppl_ratio": max_ppl_ratio,
             "text": body.to_json(),
         },
         prompts=[_shown(prompt) for prompt in asked_prompts] if asked_prompts else None,
     )
     # Before any clock runs: a download or conversion is not the model's load time.
-    progress(f"looking for {model}", budget_s)
+    progress(f"looking for {model}", None)
     source, notes = locate(os.fspath(model), revision, trust_remote_code)
-    progress("measuring this machine", budget_s)
+    progress("measuring this machine", None)
     here, rates = machine.describe(), machine.probe()
     report.machine = here.to_json() | {"cores": here.usable_cores, "rates": rates.to_json()}
     with scratch_folder(cache_dir()) as folder:
@@ -113,7 +118,7 @@ def compare(
             runs=runs,
             threads=threads,
             seed=seed,
-            seconds=None if budget_s is None else budget_s - (time.monotonic() - started),
+            seconds=budget_s,  # of measuring; a download is not
             quality_tokens=quality_tokens,
             text=None if text is None else str(text),
             prompts=asked_prompts,
@@ -155,17 +160,6 @@ def _check(numbers: dict[str, int], quality_tokens: int, budget_s: float | None)
         raise FeatherweightError(f"quality_tokens is {quality_tokens}", hint="give 0 or more")
     if budget_s is not None and budget_s <= 0:
         raise FeatherweightError(f"the budget is {budget_s} s", hint="give more than none")
-
-
-def _versions() -> dict[str, str]:
-    found = {"featherweight": metadata.version("featherweight")}
-    found["python"] = platform.python_version()
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _shown(prompt: Any) -> str:

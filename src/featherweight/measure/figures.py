@@ -35,7 +35,7 @@ class Round:
 
 
 PROMPT_PARTS = ("prefill", "first")
-PARTS = ("prefill", "decode", "generate", "first")
+PARTS = ("prefill", "decode", "generate", "first", "encode")
 
 
 def figures(asked: Workload, rounds: list[Round], baseline: list[Round]) -> dict[str, Figure]:
@@ -48,12 +48,8 @@ def figures(asked: Workload, rounds: list[Round], baseline: list[Round]) -> dict
         return {}
     found = {}
     for batch in asked.batch_sizes:
-        if f"{batch} encode" in rounds[0].seconds:
-            mark = "" if batch == asked.batch_sizes[0] else f"@b{batch}"
-            names = {"encode": f"encode{mark}"}
-        else:
-            names = asked.keys(batch)
-        for part in (p for p in (*PARTS, "encode") if p in names):
+        names = asked.keys(batch)
+        for part in (p for p in PARTS if f"{batch} {p}" in rounds[0].seconds):
             tokens = max(r.tokens(batch, part) for r in rounds)
             kept = [i for i, r in enumerate(rounds) if r.tokens(batch, part) == tokens]
             ours = [rounds[i].value(batch, part) for i in kept]

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import psutil
 import torch
 
 from featherweight.measure.result import PeakMemory
+from featherweight.native import libc
 
 INTERVAL = 0.005  # seconds between samples
+CPU = torch.device("cpu")
+# Of malloc, in bytes: glibc's first value, and the one it settles at in programs like these.
+MEASURED_THRESHOLD, USUAL_THRESHOLD = 128 << 10, 32 << 20
 
 
 @dataclass(frozen=True)
@@ -26,16 +30,18 @@ class Resident:
     total: int
     anonymous: int | None = None
     file: int | None = None
+    cuda: int | None = None  # in use on the device, by all processes
 
 
-def resident() -> Resident:
-    """Resident memory of this process."""
+def resident(device: torch.device) -> Resident:
+    """Resident memory of this process, and use of its GPU."""
+    cuda = _cuda_used(device) if device.type == "cuda" else None
     if sys.platform != "linux":
-        return Resident(psutil.Process().memory_info().rss)
+        return Resident(psutil.Process().memory_info().rss, cuda=cuda)
     status = _status()
     anonymous = status["RssAnon"]
     file = status["RssFile"] + status["RssShmem"]
-    return Resident(anonymous + file, anonymous, file)
+    return Resident(anonymous + file, anonymous, file, cuda)
 
 
 def _status() -> dict[str, int]:
@@ -44,23 +50,32 @@ def _status() -> dict[str, int]:
         return {key: int(value.split()[0]) * 1024 for key, value in pairs}
 
 
+def _cuda_used(device: torch.device) -> int:
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
 class Watch:
     """A block of code whose peak memory is wanted, above the floor `Resident` given.
 
     A thread samples both kinds of memory; on Linux the total is the kernel's own high-water mark,
-    which misses nothing.
+    which misses nothing. Meanwhile freed blocks go back to the system at once, so that peaks are of
+    memory in use and not of what the heap happens to keep.
     """
 
-    def __init__(self, floor: Resident) -> None:
+    def __init__(self, floor: Resident, device: torch.device) -> None:
         self.floor = floor
+        self._device = device
         self._peak = floor
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> Watch:
+        libc.malloc_trim()
+        libc.set_mmap_threshold(MEASURED_THRESHOLD)
         self._exact = _reset_high_water()
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
         self._thread.start()
         return self
 
@@ -74,33 +89,34 @@ class Watch:
         self._thread.join()
         self._take()
         if self._exact:
-            self._peak = Resident(
-                max(_status()["VmHWM"], self._peak.total), self._peak.anonymous, self._peak.file
-            )
+            total = max(_status()["VmHWM"], self._peak.total)
+            self._peak = replace(self._peak, total=total)
+        libc.set_mmap_threshold(USUAL_THRESHOLD)
 
     def _sample(self) -> None:
         while not self._done.wait(INTERVAL):
             self._take()
 
     def _take(self) -> None:
-        now = resident()
-        self._peak = Resident(
-            max(now.total, self._peak.total),
-            _larger(now.anonymous, self._peak.anonymous),
-            _larger(now.file, self._peak.file),
+        now, peak = resident(CPU), self._peak
+        self._peak = replace(
+            peak,
+            total=max(now.total, peak.total),
+            anonymous=_larger(now.anonymous, peak.anonymous),
+            file=_larger(now.file, peak.file),
         )
 
     @property
     def peak(self) -> PeakMemory:
-        """Peaks above the floor, in bytes; CUDA's are of the device, from zero."""
-        cuda = torch.cuda.is_available()
+        """Peaks above the floor, in bytes; torch's own on a GPU are from zero."""
+        on_gpu = self._device.type == "cuda"
         return PeakMemory(
             total=max(0, self._peak.total - self.floor.total),
             anonymous=_above(self._peak.anonymous, self.floor.anonymous),
             file=_above(self._peak.file, self.floor.file),
-            cuda_allocated=torch.cuda.max_memory_allocated() if cuda else None,
-            cuda_reserved=torch.cuda.max_memory_reserved() if cuda else None,
-            cuda_process=_cuda_process() if cuda else None,
+            cuda_allocated=torch.cuda.max_memory_allocated(self._device) if on_gpu else None,
+            cuda_reserved=torch.cuda.max_memory_reserved(self._device) if on_gpu else None,
+            cuda_process=_above(resident(self._device).cuda, self.floor.cuda),
         )
 
 
@@ -114,12 +130,6 @@ def _reset_high_water() -> bool:
     except OSError:
         return False
     return True
-
-
-def _cuda_process() -> int:
-    """Bytes of GPU memory in use as nvidia-smi counts: contexts and other processes included."""
-    free, total = torch.cuda.mem_get_info()
-    return total - free
 
 
 def _larger(one: int | None, other: int | None) -> int | None:

@@ -56,7 +56,7 @@ class PeakMemory:
     file: int | None = None
     cuda_allocated: int | None = None
     cuda_reserved: int | None = None
-    cuda_process: int | None = None  # as nvidia-smi counts, after the run
+    cuda_process: int | None = None  # context included, as nvidia-smi counts; after the run
 
 
 @dataclass

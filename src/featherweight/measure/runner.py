@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
+import torch
 
+from featherweight import machine
 from featherweight.measure.child import Child, ChildError, InputError
 from featherweight.measure.figures import Round
 from featherweight.measure.pace import Pace, Progress
@@ -21,6 +22,7 @@ from featherweight.measure.plan import Plan, plan
 from featherweight.measure.result import Row
 from featherweight.measure.side import NO_TOKENIZER, Request, Side
 from featherweight.measure.stats import noise
+from featherweight.measure.workload import Workload
 
 QUALITY_PART = 0.4  # most of a recipe's time that its quality may take
 LEAST_QUALITY = 512  # tokens
@@ -133,17 +135,15 @@ class Runner:
             if self.request.quality_tokens and (side is self._baseline or self.measured):
                 self._pace.say("quality")
                 self._quality(side)
-            if self.request.prompts:
+            left = self._pace.left()
+            if self.request.prompts and (left is None or left > 0):
                 self._pace.say("prompts")
                 side.prompts(self.work.new_tokens)
         side.warm_generate(self.work)
 
     def _quality(self, side: Side) -> None:
         """On all of the baseline's tokens, or on as many as a slow recipe has time for."""
-        asked = self.request.quality_tokens
-        if side is self._baseline:
-            self.measured = side.quality(self.work, asked, write=True)
-            return
+        asked, write = self.request.quality_tokens, side is self._baseline
         share = self._pace.share()
         cost = side.costs[str(self.work.batch_sizes[0])]
         tokens = asked
@@ -151,8 +151,11 @@ class Runner:
             affordable = QUALITY_PART * share * self.work.prompt_tokens / cost["prefill"]
             whole = int(affordable) // LEAST_QUALITY * LEAST_QUALITY
             tokens = min(asked, max(LEAST_QUALITY, whole))
-        measured = side.quality(self.work, tokens, write=False)
-        if measured != self.measured:
+        measured = side.quality(self.work, tokens, write)
+        if write:
+            self.measured = measured
+            self.in_full &= tokens == asked
+        elif measured != self.measured:
             self.in_full = False
             few, all_ = measured["scored_tokens"], self.measured["scored_tokens"]
             side.row.notes.append(f"quality on {few} of {all_} tokens, to keep within the budget")
@@ -168,7 +171,7 @@ class Runner:
     def _make_room(self) -> None:
         """Where memory does not hold two models, measure the baseline now and let it go."""
         side = self._baseline
-        if side is None or memory_for_two(self.model["parameters"]):
+        if side is None or memory_for_two(self.model["parameters"], self.request.device):
             return
         self._baseline_alone()
         side.child.close()
@@ -183,7 +186,7 @@ class Runner:
         todo = self._plan([side])
         for number in range(len(side.rounds), todo.rounds):
             self._pace.say(f"round {number + 1} of {todo.rounds}")
-            side.rounds.append(side.round(todo.workload))
+            side.rounds.append(self._round([side], todo.workload)[side])
 
     # --- the recipes ------------------------------------------------------------------------
 
@@ -212,19 +215,27 @@ class Runner:
         todo = self._plan(sides)
         for number in range(todo.rounds):
             self._pace.say(f"round {number + 1} of {todo.rounds}")
-            done = {}
-            for one in sides if number % 2 == 0 else sides[::-1]:
-                try:
-                    done[one] = one.round(todo.workload)
-                except ChildError as error:
-                    if one is side:
-                        raise
-                    one.row.status, one.row.reason = "partial", str(error)
-                    base, sides = None, [side]
+            done = self._round(sides if number % 2 == 0 else sides[::-1], todo.workload)
             side.rounds.append(done[side])
-            if base is not None:
+            if base is not None and base in done:
                 beside.append(done[base])
                 base.rounds.append(done[base])
+            else:
+                sides = [side]
+
+    def _round(self, sides: list[Side], work: Workload) -> dict[Side, Round]:
+        """One round of each side, part by part in turn; without a baseline that dies meanwhile."""
+        seconds: dict[Side, dict[str, float]] = {side: {} for side in sides}
+        for part in sides[0].parts:
+            for side in list(seconds):
+                try:
+                    seconds[side] |= side.sample(work, part)
+                except ChildError as error:
+                    if side is not self._baseline or len(sides) == 1:
+                        raise
+                    side.row.status, side.row.reason = "partial", str(error)
+                    del seconds[side]
+        return {side: Round(work, parts) for side, parts in seconds.items()}
 
     def _plan(self, sides: list[Side]) -> Plan:
         """Rounds that fit; what the last of `sides` does not get is said."""
@@ -237,6 +248,10 @@ class Runner:
         return todo
 
 
-def memory_for_two(parameters: int) -> bool:
+def memory_for_two(parameters: int, device: str | None) -> bool:
     """Whether a second model, at most in float32, fits beside the baseline."""
-    return psutil.virtual_memory().available > 1.2 * FP32_BYTES * parameters
+    if device is not None and device.startswith("cuda"):
+        available = torch.cuda.mem_get_info(torch.device(device))[0]
+    else:
+        available = machine.describe().memory_available
+    return available > 1.2 * FP32_BYTES * parameters

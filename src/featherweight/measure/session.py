@@ -18,7 +18,7 @@ from featherweight import machine, verify
 from featherweight.errors import FeatherweightError, MissingExtraError
 from featherweight.ledger import apply
 from featherweight.measure import clock, quality
-from featherweight.measure.resident import Watch, resident
+from featherweight.measure.resident import CPU, Watch, resident
 from featherweight.measure.text import paragraphs, read_text
 from featherweight.measure.workload import Workload
 from featherweight.models import Loaded, load
@@ -27,6 +27,8 @@ from featherweight.tensors import held
 
 PROBE_TOKENS = 4  # decoded to estimate the cost of a round
 LONGEST_TEXT = 512  # tokens an encoder reads of one text
+LONG_PASS = 3.0  # seconds
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 NATIVE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -52,8 +54,9 @@ class Session:
         """Load the model and apply the recipe; without one, the checkpoint's own dtype."""
         parsed = Recipe.parse(recipe) if recipe is not None else None
         _import_libraries(parsed)
-        self.floor = resident()
-        with Watch(self.floor) as watch:
+        target = _watched(device)
+        self.floor = resident(target)
+        with Watch(self.floor, target) as watch:
             start = time.perf_counter()
             self.loaded = load(model, device=device, trust_remote_code=trust_remote_code)
             if parsed is None:
@@ -62,15 +65,12 @@ class Session:
             applied = apply(self.loaded.model, parsed, reversible=False)
             clock.wait(self._device)
             seconds = time.perf_counter() - start
-        weights = held(self.loaded.model)
         here = machine.describe()
         return {
             "recipe": str(parsed),
             "load_s": seconds,
             "load_memory": asdict(watch.peak),
-            "weights": weights.total,
-            "weights_mapped": weights.mapped,
-            "bytes_per_token": self._bytes_per_token(weights.total),
+            **self._weights(),
             "receipt": applied.receipt.to_json(),
             "notes": [n for t in parsed for n in t.notes(here, self._device.type)],
             "provenance": asdict(self.loaded.provenance),
@@ -81,11 +81,25 @@ class Session:
     def _device(self) -> torch.device:
         return next(self.loaded.model.parameters()).device
 
+    def _weights(self) -> dict[str, Any]:
+        """Asked again after the first pass, in which bitsandbytes may repack."""
+        weights = held(self.loaded.model)
+        return {
+            "weights": weights.total,
+            "weights_mapped": weights.mapped,
+            "bytes_per_token": self._bytes_per_token(weights.total),
+        }
+
     def _bytes_per_token(self, weights: int) -> int | None:
-        """Least bytes of weights that one decode step reads: all but an untied input embedding."""
-        if self.loaded.provenance.kind != "decoder":
-            return None
+        """Least bytes of weights that one decode step reads: all but an untied input embedding.
+
+        None where it depends on the token: encoders, and models that choose among experts.
+        """
         model = self.loaded.model
+        config = model.config.get_text_config()
+        experts = any(getattr(config, name, None) for name in EXPERTS)
+        if self.loaded.provenance.kind != "decoder" or experts:
+            return None
         inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
         tied = outputs is None or inputs.weight.data_ptr() == outputs.weight.data_ptr()
         return weights if tied else weights - held(inputs).total
@@ -123,32 +137,36 @@ class Session:
             )
         costs = {}
         kv_cache = 0
-        with Watch(self.floor) as watch:
+        with Watch(self.floor, self._device) as watch:
             for batch in work.batch_sizes:
                 ids = self._ids(batch, work.prompt_tokens)
                 start = time.perf_counter()
                 _, cache = clock.forward(model, ids)
                 clock.wait(self._device)
-                prefill = time.perf_counter() - start
+                seconds = time.perf_counter() - start
                 # As many tokens at once as would be generated one by one: the same cache.
                 _, cache = clock.forward(model, self._ids(batch, work.new_tokens), cache)
                 if batch == work.batch_sizes[0]:
                     kv_cache = held(cache).total
                 del cache
+                # The first pass also reads from disk and packs: once more, unless that takes long.
+                prefill = clock.prefill(model, ids) if seconds < LONG_PASS else seconds
                 costs[str(batch)] = {
                     "prefill": prefill,
                     "token": clock.decode(model, self._ids(batch, PROBE_TOKENS)) / PROBE_TOKENS,
                 }
-        return {"run_memory": asdict(watch.peak), "kv_cache": kv_cache, "costs": costs}
+        memory = {"run_memory": asdict(watch.peak), "kv_cache": kv_cache}
+        return {**memory, **self._weights(), "costs": costs}
 
     def _warm_up_encoder(self, work: Workload, text: str | None) -> dict[str, Any]:
         costs = {}
-        with Watch(self.floor) as watch:
+        with Watch(self.floor, self._device) as watch:
             for batch in work.batch_sizes:
                 clock.encode(self.loaded.model, self._batches(work, batch, text))  # warm
                 seconds = clock.encode(self.loaded.model, self._batches(work, batch, text))
                 costs[str(batch)] = {"encode": seconds}
-        return {"run_memory": asdict(watch.peak), "kv_cache": None, "costs": costs}
+        memory = {"run_memory": asdict(watch.peak), "kv_cache": None}
+        return {**memory, **self._weights(), "costs": costs}
 
     # --- quality ----------------------------------------------------------------------------
 
@@ -198,22 +216,26 @@ class Session:
     # --- speed ------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def round(self, workload: dict[str, Any], text: str | None) -> dict[str, float]:
-        """One sample of each figure, in seconds, by batch size and part: `"1 prefill"`."""
+    def sample(self, workload: dict[str, Any], part: str, text: str | None) -> dict[str, float]:
+        """One sample of a part of a round, in seconds, by batch size: `"1 prefill"`."""
         work = Workload.from_json(workload)
         model, samples = self.loaded.model, {}
         for batch in work.batch_sizes:
-            if self.loaded.provenance.kind == "encoder":
+            if part == "encode":
                 batches = self._batches(work, batch, text)
                 samples[f"{batch} encode"] = clock.encode(model, batches)
                 samples[f"{batch} tokens"] = float(sum(b["attention_mask"].sum() for b in batches))
                 continue
             prompt = self._ids(batch, work.prompt_tokens)
             clock.forward(model, prompt[:, :1])  # the other side ran before: wake up the threads
-            samples[f"{batch} prefill"] = clock.prefill(model, prompt)
-            samples[f"{batch} decode"] = clock.decode(model, self._ids(batch, work.new_tokens))
-            first, rest = clock.generate(model, prompt, work.new_tokens)
-            samples[f"{batch} first"], samples[f"{batch} generate"] = first, rest
+            if part == "prefill":
+                samples[f"{batch} prefill"] = clock.prefill(model, prompt)
+            elif part == "decode":
+                ids = self._ids(batch, work.new_tokens)
+                samples[f"{batch} decode"] = clock.decode(model, ids)
+            else:
+                first, rest = clock.generate(model, prompt, work.new_tokens)
+                samples[f"{batch} first"], samples[f"{batch} generate"] = first, rest
         return samples
 
     def _ids(self, batch: int, length: int) -> torch.Tensor:
@@ -268,6 +290,21 @@ def _own_dtype(dtype: str) -> Recipe:
             hint="name the baseline first, such as 'bf16'",
         )
     return Recipe.parse(NATIVE_DTYPES[dtype])
+
+
+def _watched(device: str | None) -> torch.device:
+    """The GPU of this name, its context made, so that this is of the floor; else the CPU.
+
+    `load` says what is wrong with a device that is not there.
+    """
+    try:
+        found = torch.device(device or "cpu")
+        if found.type == "cuda":
+            torch.zeros(1, device=found)
+            return found
+    except (RuntimeError, AssertionError):
+        pass
+    return CPU
 
 
 def _import_libraries(recipe: Recipe | None) -> None:

@@ -13,6 +13,8 @@ from featherweight.measure.plan import Costs
 from featherweight.measure.result import Estimate, PeakMemory, Row
 from featherweight.measure.workload import Workload
 
+DECODER_PARTS = ("prefill", "decode", "generate")
+ENCODER_PARTS = ("encode",)
 NO_TOKENIZER = "the checkpoint has no tokenizer: quality was not measured"
 
 
@@ -58,13 +60,17 @@ class Side:
         row.recipe = info["recipe"]
         row.load_s = info["load_s"]
         row.load_memory = PeakMemory(**info["load_memory"])
-        row.weights, row.weights_mapped = info["weights"], info["weights_mapped"]
+        self._weigh(info)
         row.receipt = info["receipt"]
         row.notes += info["notes"]
         self.has_text: bool = info["has_text"]
-        self._weights_read = info["bytes_per_token"]
+        self.parts = ENCODER_PARTS if info["provenance"]["kind"] == "encoder" else DECODER_PARTS
         provenance: dict[str, Any] = info["provenance"]
         return provenance
+
+    def _weigh(self, info: dict[str, Any]) -> None:
+        self.row.weights, self.row.weights_mapped = info["weights"], info["weights_mapped"]
+        self._weights_read = info["bytes_per_token"]
 
     def write_reference(self) -> float:
         """Store answers for the other sides to be verified against; returns their tolerance."""
@@ -82,6 +88,7 @@ class Side:
         row = self.row
         warm = self.child.ask("warm_up", workload=work.to_json(), text=self._request.text)
         row.run_memory, row.kv_cache = PeakMemory(**warm["run_memory"]), warm["kv_cache"]
+        self._weigh(warm)
         self.costs = warm["costs"]
         if row.kv_cache is not None and self._weights_read is not None:
             # tgN starts from an empty cache, which on average is half of N tokens long
@@ -108,15 +115,16 @@ class Side:
             "prompts", prompts=self._request.prompts, new_tokens=new_tokens
         )
 
-    def round(self, work: Workload) -> Round:
-        """Run one round."""
-        request = {"workload": work.to_json(), "text": self._request.text}
-        return Round(work, self.child.ask("round", **request))
+    def sample(self, work: Workload, part: str) -> dict[str, float]:
+        """Seconds of one part of a round, by batch size."""
+        request = {"workload": work.to_json(), "part": part, "text": self._request.text}
+        seconds: dict[str, float] = self.child.ask("sample", **request)
+        return seconds
 
     def warm_generate(self, work: Workload) -> None:
         """The first call of `generate()` imports and builds things: not for the clock."""
-        if "encode" not in self.costs[str(work.batch_sizes[0])]:
-            self.round(work.shorter(min(work.prompt_tokens, 8), 2))
+        if "generate" in self.parts:
+            self.sample(work.shorter(min(work.prompt_tokens, 8), 2), "generate")
 
     def fill(self, work: Workload, beside: list[Round], bandwidth: float) -> None:
         """Write the row's figures; `beside` are the baseline's rounds, bandwidth is in GB/s."""

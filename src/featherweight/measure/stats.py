@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from featherweight.measure.result import Estimate, Figure, Interval
 
 RESAMPLES = 10_000
-FEWEST_TO_RESAMPLE = 5  # rounds; see `paired_ratio`
+FEWEST_TO_RESAMPLE = 6  # rounds; see `paired_ratio`
 NOISY = 0.10  # coefficient of variation
 
 
@@ -46,8 +46,8 @@ def paired_ratio(
     Samples of the same round stand at the same place, so that what slows a whole round cancels.
     For rates the ratio is above 1 where the recipe is faster; for times swap the arguments.
 
-    Five rounds or more: bootstrap over rounds, at percentile levels widened for small samples
-    (Hesterberg 2014, "expanded percentile interval"). Two to four: Student's interval of the log
+    Six rounds or more: bootstrap over rounds, at percentile levels widened for small samples
+    (Hesterberg 2014, "expanded percentile interval"). Two to five: Student's interval of the log
     ratios, because resampling never leaves the range of the samples, and the range of n samples
     holds the true median in only 1 − 2^(1−n) of all cases. One round says nothing of the
     spread: the interval is 0 … inf.

@@ -16,9 +16,10 @@ class Workload:
     texts: int = 64
 
     def keys(self, batch: int) -> dict[str, str]:
-        """Names of a decoder's figures, as in llama-bench; later batch sizes are marked."""
-        mark = "" if batch == self.batch_sizes[0] else f"@b{batch}"
+        """Names of figures by part, as in llama-bench; other batch sizes than 1 are marked."""
+        mark = "" if batch == 1 else f"@b{batch}"
         return {
+            "encode": f"encode{mark}",
             "prefill": f"pp{self.prompt_tokens}{mark}",
             "decode": f"tg{self.new_tokens}{mark}",
             "generate": f"gen{mark}",

@@ -1,4 +1,4 @@
-"""Two calls of the C library that Python lacks. The compiled library is not needed for them."""
+"""Three calls of the C library that Python lacks. The compiled library is not needed for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import mmap
 import os
 from functools import cache
 from typing import Any
+
+_M_MMAP_THRESHOLD = -3  # of mallopt, in glibc's malloc.h
 
 
 def madvise_dontneed(address: int, nbytes: int) -> None:
@@ -31,11 +33,25 @@ def malloc_trim() -> bool:
     return trim is not None and bool(trim(0))
 
 
+def set_mmap_threshold(nbytes: int) -> bool:
+    """Blocks of at least so many bytes come from the system and go back to it when freed.
+
+    Also ends glibc's habit of raising that threshold by itself. False where glibc is absent.
+    """
+    if os.name != "posix":
+        return False
+    option = getattr(_libc(), "mallopt", None)
+    return option is not None and bool(option(_M_MMAP_THRESHOLD, nbytes))
+
+
 @cache
 def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.madvise.restype = ctypes.c_int
+    if hasattr(libc, "mallopt"):
+        libc.mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
+        libc.mallopt.restype = ctypes.c_int
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim.argtypes = [ctypes.c_size_t]
         libc.malloc_trim.restype = ctypes.c_int

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from featherweight.measure.result import Report, Row
-from featherweight.report.words import MISSING, QUALITY, one_line, size, spread
+from featherweight.report.words import MISSING, QUALITY, one_line, quality, size, spread
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def _speed_column(key: str, rows: list[Row]) -> Column:
 
 
 def _quality_column(key: str, rows: list[Row]) -> Column:
-    head, cell = QUALITY[key]
     return _column(
-        head, rows, lambda row: cell(row.quality[key].value) if key in row.quality else None
+        QUALITY[key][0],
+        rows,
+        lambda row: quality(key, row.quality[key]) if key in row.quality else None,
     )

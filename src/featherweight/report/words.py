@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-from featherweight.measure.result import Figure, Interval, Report, Row
+from featherweight.measure.result import Estimate, Figure, Interval, Report, Row
 
 MISSING = "–"
 MIB, GIB = 2**20, 2**30
@@ -74,12 +74,29 @@ def _ratio_places(ratio: float) -> int:
 # Quality figure → what the tables call it, and its cell.
 QUALITY: dict[str, tuple[str, Callable[[float], str]]] = {
     "kld": ("KLD", divergence),
+    "kld_p99": ("KLD 99 %", divergence),
     "same_top": ("same top %", percent),
+    "rms_dp": ("RMS Δp %", percent),
     "ppl": ("PPL", lambda value: f"{value:.{decimals(value, 4)}f}"),
     "ppl_ratio": ("PPL ratio", "{:.4f}".format),
     "cosine": ("cosine", cosine),
     "neighbours": ("neighbours %", percent),
 }
+
+
+TABLE_ONLY = {"ppl", "kld_p99", "rms_dp"}  # too much for a verdict
+
+
+def quality(key: str, estimate: Estimate) -> str:
+    """A cell: the value, and ± its standard error where there is one that can be seen."""
+    cell = QUALITY[key][1]
+    value = cell(estimate.value)
+    if not estimate.se:
+        return value
+    places = len(value.partition(".")[2])
+    scale = 100 if cell is percent else 1
+    error = f"{scale * estimate.se:.{places}f}"
+    return f"{value} ± {error}" if float(error) else value
 
 
 def label(row: Row) -> str:
@@ -128,7 +145,12 @@ def remarks_head(report: Report) -> str | None:
     baseline = baseline_of(report)
     if baseline is None or baseline.status == "failed" or len(report.rows) < 2:
         return None
-    return f"Against {one_line(baseline.recipe)} (in brackets: 95 % interval over paired rounds)"
+    counts = {f.rounds for row in report.rows for f in row.figures.values() if f.ratio}
+    rounds = (
+        "–".join(str(count) for count in sorted({min(counts), max(counts)})) if counts else "no"
+    )
+    pairs = f"in brackets: 95 % interval over {rounds} paired rounds"
+    return f"Against {one_line(baseline.recipe)} ({pairs})"
 
 
 def closing(report: Report) -> list[str]:
@@ -189,7 +211,7 @@ def _quality_parts(row: Row) -> list[str]:
     """The figures that compare with the baseline; perplexity alone compares nothing."""
     parts = []
     for key, (head, cell) in QUALITY.items():
-        if key in row.quality and key != "ppl":
+        if key in row.quality and key not in TABLE_ONLY:
             name, sign, _ = head.partition(" %")
             parts.append(f"{name} {cell(row.quality[key].value)}{sign}")
     return parts or ["quality not measured"]

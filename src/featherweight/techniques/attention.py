@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from featherweight.errors import UnsupportedError
-from featherweight.techniques.base import Technique
+from featherweight.techniques.base import Technique, configs
 
 if TYPE_CHECKING:
     from featherweight.ledger import Ledger
@@ -44,8 +44,8 @@ def set_implementation(model: Any, name: str, ledger: Ledger) -> None:
 
     `set_attn_implementation` only logs what it leaves as it was, so the result is read back.
     """
-    configs = _configs(model)
-    before = [(config, config._attn_implementation_internal) for config in configs]
+    parts = configs(model, "_attn_implementation_internal")
+    before = [(config, config._attn_implementation_internal) for config in parts]
 
     def back() -> None:
         for config, implementation in before:
@@ -60,7 +60,7 @@ def set_implementation(model: Any, name: str, ledger: Ledger) -> None:
             f"{type(model).__name__} cannot use '{name}' attention: {_first_sentence(error)}",
             hint="leave the technique out or choose another attention",
         ) from None
-    left = {c._attn_implementation for c in configs if c._attn_implementation != name}
+    left = {c._attn_implementation for c in parts if c._attn_implementation != name}
     if left:
         back()
         raise UnsupportedError(
@@ -73,12 +73,6 @@ def set_implementation(model: Any, name: str, ledger: Ledger) -> None:
             "kept" if implementation == name else "changed",
             f"already {name}" if implementation == name else f"{implementation} → {name}",
         )
-
-
-def _configs(model: Any) -> list[Any]:
-    """The configs of the model and of its submodels, each once."""
-    found = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    return [c for c in found.values() if hasattr(c, "_attn_implementation_internal")]
 
 
 def _first_sentence(error: Exception) -> str:

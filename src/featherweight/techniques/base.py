@@ -6,6 +6,7 @@ name in a recipe. Files that define no `TECHNIQUE` hold what several techniques 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,9 +36,19 @@ class Technique:
         """Change the model through the ledger, which can put everything back."""
         raise NotImplementedError
 
+    def trial(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Goes around a forward pass that must leave the changed model as it is."""
+        return nullcontext()
+
     def notes(self, machine: Machine, device: str) -> list[str]:
         """What explains this technique's figures on this machine; a line each."""
         return []
+
+
+def configs(model: nn.Module, attribute: str) -> list[Any]:
+    """The configs of a model and of its submodels that have the attribute, each once."""
+    found = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    return [config for config in found.values() if hasattr(config, attribute)]
 
 
 def option(default: Any, *, choices: tuple[Any, ...] | None = None, help: str = "") -> Any:

@@ -32,7 +32,7 @@ class Bnb(Technique):
 
     skip: tuple[str, ...] = option((), help="modules to leave alone besides those always left")
 
-    def config(self, skip_modules: list[str], dtype: torch.dtype) -> Any:
+    def config(self, skip_modules: list[str]) -> Any:
         """The BitsAndBytesConfig that says the same."""
         raise NotImplementedError
 
@@ -69,16 +69,17 @@ class Bnb(Technique):
         """Convert layer by layer, so that at most one is held twice."""
         chosen = dict(self._chosen(model))
         asked = skipped(model, self.skip)
-        for name, module in list(model.named_modules()):
+        converted: dict[nn.Module, nn.Module] = {}  # a layer may stand in several places
+        for name, module in list(model.named_modules(remove_duplicate=False)):
             if name not in chosen:
                 if _is_linear(module):
                     why = "skip=" if name in asked else "bitsandbytes always leaves it"
                     ledger.receipt.record(name, "skipped", type(module).__name__, why=why)
                 continue
             before = held(module).total
-            new = self.convert(module, _weight(module))
-            new.train(module.training)
-            new.source_cls = type(module)  # type: ignore[assignment]  # transformers looks for it
+            if module not in converted:
+                converted[module] = self._convert(module)
+            new = converted[module]
             what = f"{type(module).__name__} → {type(new).__name__}"
             ledger.replace_module(name, new)
             after = held(new).total
@@ -90,10 +91,16 @@ class Bnb(Technique):
                 )
         self._tell_transformers(model, ledger)
 
+    def _convert(self, module: nn.Module) -> Any:
+        new: Any = self.convert(module, _weight(module))
+        new.train(module.training)
+        new.source_cls = type(module)  # transformers looks for it
+        return new
+
     def _chosen(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         asked = skipped(model, self.skip)
         left = _left_by_bitsandbytes(model)
-        for name, module in model.named_modules():
+        for name, module in model.named_modules(remove_duplicate=False):
             if name and _is_linear(module) and name not in asked and name not in left:
                 yield name, module
 
@@ -104,7 +111,7 @@ class Bnb(Technique):
         from transformers.quantizers import AutoHfQuantizer
 
         left = [c.module for c in ledger.receipt.changes if c.action == "skipped"]
-        config = self.config(left, model.dtype)
+        config = self.config(left)
         quantizer = AutoHfQuantizer.from_config(config, pre_quantized=False)
         bits = "4bit" if config.load_in_4bit else "8bit"
         ledger.set(model, "hf_quantizer", quantizer)
@@ -140,7 +147,8 @@ def _left_by_bitsandbytes(model: Any) -> set[str]:
     keys = HfQuantizer.get_modules_to_not_convert(
         model, None, list(model._keep_in_fp32_modules or ())
     )
-    return {name for name, _ in model.named_modules() if not should_convert_module(name, keys)}
+    names = (name for name, _ in model.named_modules(remove_duplicate=False))
+    return {name for name in names if not should_convert_module(name, keys)}
 
 
 def bias_of(module: Any) -> nn.Parameter | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,15 +31,10 @@ class Bnb4bit(Bnb):
     quant_type: ClassVar[str]
 
     double: bool = option(False, help="quantise the absmax values too")
-    compute: str | None = option(
-        None, choices=tuple(DTYPES), help="dtype of the arithmetic; the model's own by default"
-    )
+    compute: str = option("fp32", choices=tuple(DTYPES), help="dtype of the arithmetic")
     blocksize: int = option(64, choices=BLOCKSIZES, help="weights that share one absmax")
 
-    def _compute_dtype(self, weight_dtype: torch.dtype) -> torch.dtype:
-        return DTYPES[self.compute] if self.compute else weight_dtype
-
-    def config(self, skip_modules: list[str], dtype: torch.dtype) -> Any:
+    def config(self, skip_modules: list[str]) -> Any:
         """As `BitsAndBytesConfig(load_in_4bit=True, …)`; the blocksize is kept per tensor."""
         from transformers import BitsAndBytesConfig
 
@@ -44,7 +42,7 @@ class Bnb4bit(Bnb):
             load_in_4bit=True,
             bnb_4bit_quant_type=self.quant_type,
             bnb_4bit_use_double_quant=self.double,
-            bnb_4bit_compute_dtype=self._compute_dtype(dtype),
+            bnb_4bit_compute_dtype=DTYPES[self.compute],
             llm_int8_skip_modules=skip_modules,
         )
 
@@ -71,7 +69,7 @@ class Bnb4bit(Bnb):
                 in_features,
                 out_features,
                 bias=False,
-                compute_dtype=self._compute_dtype(weight.dtype),
+                compute_dtype=DTYPES[self.compute],
                 compress_statistics=self.double,
                 quant_type=self.quant_type,
             )
@@ -92,11 +90,27 @@ class Bnb4bit(Bnb):
         from bitsandbytes.functional import has_avx512bf16
 
         super().apply(model, ledger)
-        weight = next(p for p in model.parameters() if p.is_floating_point())
-        asked = str(self._compute_dtype(weight.dtype)).removeprefix("torch.")
-        packed = weight.device.type == "cpu" and has_avx512bf16()
-        actual = "bfloat16, all that its kernel for this processor has" if packed else asked
-        ledger.receipt.actual[f"4-bit products asked for in {asked}"] = actual
+        device = next(model.parameters()).device
+        packed = device.type == "cpu" and has_avx512bf16()
+        actual = "bf16, all that its kernel for this processor has" if packed else self.compute
+        ledger.receipt.actual[f"4-bit products asked for in {self.compute}"] = actual
+
+    @contextmanager
+    def trial(self, model: nn.Module) -> Iterator[None]:
+        """Put layers back as they were: a forward pass repacks them for this processor, for good.
+
+        Repacked layers have no gradient, and their absmax is rounded to bf16.
+        """
+        layers: list[Any] = [
+            m for m in model.modules() if hasattr(getattr(m, "weight", None), "quant_state")
+        ]
+        before = [(m.weight, m.weight.data, copy(m.weight.quant_state)) for m in layers]
+        try:
+            yield
+        finally:
+            for layer, (weight, codes, state) in zip(layers, before, strict=True):
+                weight.data, weight.quant_state = codes, state
+                layer.quant_state = state
 
     def notes(self, machine: Machine, device: str) -> list[str]:
         """What happens at each call on a CPU."""
@@ -104,7 +118,7 @@ class Bnb4bit(Bnb):
             return []
         if "avx512_bf16" in machine.features:
             return [
-                "on this processor bitsandbytes multiplies 4-bit weights in bf16 and keeps absmax"
-                " in bf16, whatever is asked for"
+                "on this processor bitsandbytes repacks 4-bit weights at their first use: products"
+                " in bf16, absmax in bf16, whatever compute and double say"
             ]
         return ["bitsandbytes dequantises whole weights at each call on this processor"]

@@ -33,7 +33,7 @@ class BnbInt8(Bnb):
                 hint="give a number from 0 (no outliers) upwards; the paper's is 6",
             )
 
-    def config(self, skip_modules: list[str], dtype: torch.dtype) -> Any:
+    def config(self, skip_modules: list[str]) -> Any:
         """As `BitsAndBytesConfig(load_in_8bit=True)`."""
         from transformers import BitsAndBytesConfig
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 
 from featherweight.errors import UnsupportedError
-from featherweight.ledger import Ledger
-from featherweight.techniques.base import Technique
+from featherweight.techniques.base import Technique, configs
+
+if TYPE_CHECKING:
+    from featherweight.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -36,40 +39,32 @@ class Cast(Technique):
 
     def apply(self, model: nn.Module, ledger: Ledger) -> None:
         """Cast parameters one by one, so that at most one is held twice."""
-        keep = _kept_in_fp32(model, self.dtype)
-        for name, parameter in model.named_parameters():
-            before = parameter.nbytes
-            what = f"{_short(parameter.dtype)} → {_short(self.dtype)}"
-            if parameter.dtype is self.dtype:
+        kept = _kept_in_fp32(model, self.dtype)
+        saved = set(model.state_dict(keep_vars=True))  # other buffers are made, not loaded
+        buffers = [(n, b) for n, b in model.named_buffers() if n in saved and b.is_floating_point()]
+        for name, tensor in [*model.named_parameters(), *buffers]:
+            before = tensor.nbytes
+            what = f"{_short(tensor.dtype)} → {_short(self.dtype)}"
+            if tensor.dtype is self.dtype:
                 ledger.receipt.record(name, "kept", "already " + _short(self.dtype))
-            elif any(part in keep for part in name.split(".")):
+            elif kept and kept.search(name):
                 ledger.receipt.record(name, "kept", what, why="the model keeps it in float32")
             else:
-                ledger.replace_data(parameter, parameter.data.to(self.dtype))
-                ledger.receipt.record(name, "changed", what, before=before, after=parameter.nbytes)
-        saved = set(model.state_dict(keep_vars=True))
-        for name, buffer in model.named_buffers():
-            if name in saved and buffer.is_floating_point() and buffer.dtype is not self.dtype:
-                ledger.replace_data(buffer, buffer.to(self.dtype))
-        for config in _configs(model):
+                ledger.replace_data(tensor, tensor.data.to(self.dtype))
+                ledger.receipt.record(name, "changed", what, before=before, after=tensor.nbytes)
+        for config in configs(model, "dtype"):
             ledger.set(config, "dtype", self.dtype)
         ledger.receipt.actual["dtype"] = _short(self.dtype)
 
 
-def _kept_in_fp32(model: nn.Module, dtype: torch.dtype) -> set[str]:
-    """Names of modules that transformers would keep in float32 when loading in this dtype."""
+def _kept_in_fp32(model: nn.Module, dtype: torch.dtype) -> re.Pattern[str] | None:
+    """What transformers would keep in float32 when loading in this dtype: part of a name."""
     keep: set[str] = set()
     if dtype is torch.float16:
         keep |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
     if dtype is not torch.float32:
         keep |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    return keep
-
-
-def _configs(model: nn.Module) -> list[object]:
-    """The configs of a model and of its submodels, each once."""
-    found = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    return [config for config in found.values() if hasattr(config, "dtype")]
+    return re.compile("|".join(part.replace("*", ".*") for part in keep)) if keep else None
 
 
 def _short(dtype: torch.dtype) -> str:

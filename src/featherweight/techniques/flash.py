@@ -7,6 +7,7 @@ are switched off for the length of the call, so that torch refuses instead.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,17 +35,33 @@ OTHERS = (
 )
 
 
+_lock = threading.Lock()
+_inside = 0  # calls under way, of all threads
+_before: list[bool] = []
+
+
 @contextmanager
 def only_flash() -> Iterator[None]:
-    """Leave torch no other attention kernel (`sdpa_kernel` does the same in 15 µs more a call)."""
-    before = [enabled() for enabled, _ in OTHERS]
+    """Leave torch no other attention kernel (`sdpa_kernel` does the same in 15 µs more a call).
+
+    torch keeps the switches for the whole process: an attention that another thread runs at this
+    moment finds them off too. The last thread to leave puts them back.
+    """
+    global _inside, _before
+    with _lock:
+        if not _inside:
+            _before = [enabled() for enabled, _ in OTHERS]
+            for _, enable in OTHERS:
+                enable(False)
+        _inside += 1
     try:
-        for _, enable in OTHERS:
-            enable(False)
         yield
     finally:
-        for (_, enable), was in zip(OTHERS, before, strict=True):
-            enable(was)
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                for (_, enable), was in zip(OTHERS, _before, strict=True):
+                    enable(was)
 
 
 def flash_attention(

@@ -22,7 +22,7 @@ def matches(name: str, pattern: str) -> bool:
 
 def skipped(model: nn.Module, patterns: Iterable[str]) -> set[str]:
     """Names of the modules that the patterns skip; RecipeError for one that fits nothing."""
-    names = [name for name, _ in model.named_modules() if name]
+    names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     found: set[str] = set()
     for pattern in patterns:
         hit = {name for name in names if matches(name, pattern)}
