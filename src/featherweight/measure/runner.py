@@ -27,6 +27,7 @@ from featherweight.measure.workload import Workload
 QUALITY_PART = 0.4  # most of a recipe's time that its quality may take
 LEAST_QUALITY = 512  # tokens
 FP32_BYTES = 4
+BUDGET = "to keep within the budget"
 DEFAULT_BATCH_SIZES = {"decoder": (1,), "encoder": (16,)}
 APART = (
     "memory does not hold two such models: recipes were measured after the baseline, not beside it,"
@@ -135,11 +136,18 @@ class Runner:
             if self.request.quality_tokens and (side is self._baseline or self.measured):
                 self._pace.say("quality")
                 self._quality(side)
-            left = self._pace.left()
-            if self.request.prompts and (left is None or left > 0):
-                self._pace.say("prompts")
-                side.prompts(self.work.new_tokens)
+            if self.request.prompts:
+                self._prompts(side)
         side.warm_generate(self.work)
+
+    def _prompts(self, side: Side) -> None:
+        left = self._pace.left()
+        if left is not None and left <= 0:
+            self.in_full = False
+            side.row.notes.append(f"prompts left out, {BUDGET}")
+            return
+        self._pace.say("prompts")
+        side.prompts(self.work.new_tokens)
 
     def _quality(self, side: Side) -> None:
         """On all of the baseline's tokens, or on as many as a slow recipe has time for."""
@@ -154,11 +162,13 @@ class Runner:
         measured = side.quality(self.work, tokens, write)
         if write:
             self.measured = measured
-            self.in_full &= tokens == asked
+            if tokens < asked:
+                self.in_full = False
+                side.row.notes.append(f"quality from {tokens} of {asked} tokens of text, {BUDGET}")
         elif measured != self.measured:
             self.in_full = False
             few, all_ = measured["scored_tokens"], self.measured["scored_tokens"]
-            side.row.notes.append(f"quality on {few} of {all_} tokens, to keep within the budget")
+            side.row.notes.append(f"quality on {few} of {all_} tokens, {BUDGET}")
 
     # --- the baseline -----------------------------------------------------------------------
 
@@ -244,7 +254,7 @@ class Runner:
         self._pace.expect(todo.seconds)
         self.in_full &= todo.workload == self.work and todo.rounds == runs
         if todo.rounds < runs:
-            sides[-1].row.notes.append(f"{todo.rounds} of {runs} rounds, to keep within the budget")
+            sides[-1].row.notes.append(f"{todo.rounds} of {runs} rounds, {BUDGET}")
         return todo
 
 
