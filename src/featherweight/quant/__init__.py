@@ -1,0 +1,1 @@
+"""How quantisation works, in plain torch: the numbers that every kernel is tested against."""
