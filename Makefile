@@ -1,5 +1,5 @@
 # Everything happens in .venv, which the first target to run makes. Repeat as you like.
-#   make demo | test [ARGS='-k machine'] | lint | wheel | clean
+#   make demo | test [ARGS='-k machine'] | lint | sanitize | wheel | clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,11 +9,11 @@ INSTALLED := $(VENV)/installed.stamp
 LINTERS := $(VENV)/linters.stamp
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt $(wildcard csrc/* csrc/*/*)
 
-.PHONY: demo test lint wheel clean
+.PHONY: demo test lint sanitize wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
-	$(BIN)/featherweight compare smollm2-135m -p 256 -n 32 --budget 170s
+	$(BIN)/featherweight compare smollm2-135m -p 256 -n 32 --budget 240s
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
@@ -22,6 +22,12 @@ lint: $(LINTERS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# All of the native library, called under AddressSanitizer and UBSan.
+sanitize: $(INSTALLED)
+	$(BIN)/cmake -S . -B build/sanitize -DFEATHERWEIGHT_SANITIZE=ON
+	$(BIN)/cmake --build build/sanitize --parallel $$(getconf _NPROCESSORS_ONLN)
+	build/sanitize/featherweight
 
 # dist/featherweight-VERSION-py3-none-PLATFORM.whl; fails without a compiler.
 wheel: $(INSTALLED)

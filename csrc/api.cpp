@@ -1,8 +1,7 @@
 // The entry points: share the work out, and call the kernels of the ISA in use.
 #include "featherweight.h"
 
-#include "isa.h"
-#include "threads.h"
+#include "linear.h"
 
 #ifdef __clang__
 #define FW_COMPILER "clang "
@@ -37,21 +36,6 @@ uint64_t fw_sum_words(const uint8_t* data, int64_t nbytes, int threads) {
   return total;
 }
 
-void fw_dot_i8(const int8_t* w, const int32_t* row_sums, const int8_t* x, int32_t* out,
-               int64_t rows, int64_t n, int threads) {
-  const fw::Kernels& kernels = fw::kernels();
-  fw::parallel_ranges(rows, 16, threads, [&](int64_t begin, int64_t end) {
-    kernels.dot_i8(w + begin * n, row_sums + begin, x, out + begin, end - begin, n);
-  });
-}
-
-void fw_dot_f32(const float* w, const float* x, float* out, int64_t rows, int64_t n, int threads) {
-  const fw::Kernels& kernels = fw::kernels();
-  fw::parallel_ranges(rows, 16, threads, [&](int64_t begin, int64_t end) {
-    kernels.dot_f32(w + begin * n, x, out + begin, end - begin, n);
-  });
-}
-
 int64_t fw_probe_f32(int64_t rounds, int threads) {
   const fw::Kernels& kernels = fw::kernels();
   int64_t total = 0;
@@ -65,16 +49,87 @@ int64_t fw_probe_f32(int64_t rounds, int threads) {
 }
 
 int64_t fw_probe_i8(int64_t rounds, int threads) {
-  constexpr int64_t kRows = 8, kColumns = 2048;  // 18 KiB: stays in L1
   const fw::Kernels& kernels = fw::kernels();
+  int64_t total = 0;
   fw::parallel_ranges(threads, 1, threads, [&](int64_t begin, int64_t end) {
-    alignas(64) int8_t w[kRows * kColumns], x[kColumns];
-    int32_t row_sums[kRows] = {}, out[kRows];
-    for (int64_t i = 0; i < kRows * kColumns; ++i) w[i] = int8_t(i % 251 - 125);
-    for (int64_t i = 0; i < kColumns; ++i) x[i] = int8_t(i % 241 - 120);
-    for (int64_t i = begin * rounds; i < end * rounds; ++i) {
-      kernels.dot_i8(w, row_sums, x, out, kRows, kColumns);
+    int8_t codes[128];
+    for (int i = 0; i < 128; ++i) codes[i] = int8_t(i % 121 - 60);
+    for (int64_t i = begin; i < end; ++i) {
+      int32_t sink = 0;
+      __atomic_fetch_add(&total, kernels.multiply_add_i8(rounds, codes, &sink), __ATOMIC_RELAXED);
     }
   });
-  return 2 * kRows * kColumns * rounds * threads;
+  return total;
+}
+
+int fw_linear(const fw_matrix* weight, const void* x, void* out, const float* bias, int64_t m,
+              int type, float threshold, int flags, int threads) {
+  constexpr int64_t kFewRows = 8, kMostSummed = 131072;  // of int8 products: 2^31 / (128 · 127)
+  const fw_matrix& w = *weight;
+  if (m <= 0 || w.rows <= 0) return 0;
+  const bool codes = w.format == FW_I8   ? w.columns > 0 && w.columns <= kMostSummed
+                     : w.format == FW_4BIT ? w.columns > 0 && w.columns % 32 == 0 && !(flags & FW_EXACT)
+                                           : false;
+  const int64_t block = w.format == FW_I8                                ? w.columns
+                        : w.columns % 64 == 0 && w.blocksize % 64 == 0 ? 64
+                                                                       : 32;
+  const fw::Call call{fw::kernels(), w, x, out, bias, m, type, threshold, flags, threads, codes, block};
+  return m <= kFewRows ? fw::few_rows(call) : fw::many_rows(call);
+}
+
+void fw_decode(const fw_matrix* weight, void* out, int type, int threads) {
+  const fw::Kernels& kernels = fw::kernels();
+  const fw_matrix& w = *weight;
+  fw::parallel_ranges(w.rows, 1, threads, [&](int64_t begin, int64_t end) {
+    constexpr int64_t kChunk = 1024;
+    float chunk[kChunk];
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t column = 0; column < w.columns; column += kChunk) {
+        const int64_t left = w.columns - column, n = left < kChunk ? left : kChunk;
+        kernels.decode(w, row, column, n, chunk);
+        kernels.narrow(chunk, n, type, out, row * w.columns + column);
+      }
+    }
+  });
+}
+
+int fw_quantize_4bit(const void* weights, int type, int64_t n, int64_t blocksize,
+                     const float* midpoints, const uint8_t* order, uint8_t* codes, float* absmax,
+                     int threads) {
+  constexpr int64_t kMostInBlock = 4096;
+  const fw::Kernels& kernels = fw::kernels();
+  int failed = blocksize > kMostInBlock ? -1 : 0;
+  const int64_t blocks = (n + blocksize - 1) / blocksize;
+  fw::parallel_ranges(failed ? 0 : blocks, 64, threads, [&](int64_t begin, int64_t end) {
+    float block[kMostInBlock];
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t first = b * blocksize, left = n - first;
+      const int64_t count = left < blocksize ? left : blocksize;
+      kernels.widen(weights, type, first, count, block);
+      if (kernels.quantize_4bit(block, count, count == blocksize, midpoints, order,
+                                codes + first / 2, absmax + b)) {
+        __atomic_store_n(&failed, -1, __ATOMIC_RELAXED);
+      }
+    }
+  });
+  return failed;
+}
+
+int fw_quantize_rows(const void* x, int type, int64_t rows, int64_t columns, int8_t* codes,
+                     float* absmax, int threads) {
+  const fw::Kernels& kernels = fw::kernels();
+  int failed = 0;
+  fw::parallel_ranges(rows, 1, threads, [&](int64_t begin, int64_t end) {
+    fw::Scratch scratch(fw::Scratch::kLoop);
+    float* row = scratch.take<float>(columns);
+    if (!row) {
+      __atomic_store_n(&failed, -1, __ATOMIC_RELAXED);
+      return;
+    }
+    for (int64_t r = begin; r < end; ++r) {
+      kernels.widen(x, type, r * columns, columns, row);
+      kernels.quantize_codes(row, columns, columns, codes + r * columns, absmax + r);
+    }
+  });
+  return failed;
 }

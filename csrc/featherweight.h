@@ -2,7 +2,8 @@
 //
 // Every pointer is to memory that the caller owns and keeps alive for the call. Matrices are
 // row-major and dense. `threads` is the most threads a call may use (at least 1). Nothing here
-// allocates, throws or prints. Callers keep each call under 200 ms (an interrupt waits for it).
+// throws or prints. Functions that need scratch memory return 0, or -1 where there is none.
+// Callers keep each call under 200 ms (an interrupt waits for it).
 #pragma once
 
 #include <stdint.h>
@@ -25,16 +26,58 @@ FW_API int fw_isa_use(int isa);
 // Sum, modulo 2^64, of the native 64-bit words of data[nbytes]; missing bytes of the last are 0.
 FW_API uint64_t fw_sum_words(const uint8_t* data, int64_t nbytes, int threads);
 
-// out[rows] = w[rows, n] · x[n], exactly. row_sums[rows] holds the sum of each row of w.
-// Weights may be any int8; x must lie in -127…127; n ≤ 131072, so that int32 holds the sum.
-FW_API void fw_dot_i8(const int8_t* w, const int32_t* row_sums, const int8_t* x, int32_t* out,
-                      int64_t rows, int64_t n, int threads);
-
-// out[rows] = w[rows, n] · x[n], accumulated in fp32 in an order that depends on the ISA.
-FW_API void fw_dot_f32(const float* w, const float* x, float* out, int64_t rows, int64_t n,
-                       int threads);
-
-// Arithmetic out of registers and L1: every thread does `rounds` rounds. Return the operations
+// Arithmetic out of registers: every thread does `rounds` rounds. Return the operations
 // done by all of them together, a multiply and an add counted as two.
 FW_API int64_t fw_probe_f32(int64_t rounds, int threads);
 FW_API int64_t fw_probe_i8(int64_t rounds, int threads);
+
+// Element types, and formats of weights.
+enum { FW_F32 = 0, FW_BF16 = 1, FW_F16 = 2, FW_I8 = 3, FW_4BIT = 4 };
+
+// A weight matrix [rows, columns].
+//   FW_F32, FW_BF16, FW_F16   data: the numbers
+//   FW_I8    data: int8 codes; absmax: fp32 [rows]; weight = code · absmax / 127
+//   FW_4BIT  data: two codes a byte, the first in the high nibble, rows without gaps between them;
+//            weight i (counted through the whole matrix) = code[nibble i] · scale[i / blocksize],
+//            scale = absmax, or nested: nested_code[absmax_codes] · absmax[block / 256] + offset
+typedef struct fw_matrix {
+  const void* data;
+  const float* absmax;
+  const float* code;            // [16]
+  const uint8_t* absmax_codes;  // [blocks], or null: not nested
+  const float* nested_code;     // [256]
+  int64_t rows, columns, blocksize;
+  float nested_offset;
+  int32_t format;
+} fw_matrix;
+
+// How fw_linear treats activations.
+enum {
+  FW_EXACT = 1,      // 4-bit weights times float activations, not int8 ones
+  FW_PER_BATCH = 2,  // a column with one outlier is an outlier column for all rows
+};
+
+// out[m, rows] = x[m, columns] · weightᵀ + bias. x and out have element type `type`; bias is
+// fp32 [rows] or null. With int8 weights, activations of magnitude ≥ threshold > 0 are multiplied
+// in fp32 (LLM.int8(), arXiv 2208.07339). A row of x that is not finite gives NaN.
+FW_API int fw_linear(const fw_matrix* weight, const void* x, void* out, const float* bias,
+                     int64_t m, int type, float threshold, int flags, int threads);
+
+// out[m, columns] = grad[m, rows] · weight, in fp32, the weight decoded tile by tile.
+FW_API int fw_linear_backward(const fw_matrix* weight, const void* grad, void* out, int64_t m,
+                              int type, int threads);
+
+// All weights as numbers of element type `type`: out[rows, columns].
+FW_API void fw_decode(const fw_matrix* weight, void* out, int type, int threads);
+
+// Block by block: absmax[blocks], and for each weight · (1 / absmax) the number of midpoints
+// between neighbours of the sorted codebook that lie below it, as a code. codes[(n + 1) / 2].
+// Returns -1 for a weight that is not finite.
+FW_API int fw_quantize_4bit(const void* weights, int type, int64_t n, int64_t blocksize,
+                            const float* midpoints, const uint8_t* order, uint8_t* codes,
+                            float* absmax, int threads);
+
+// Row by row: codes[rows, columns] = round(x · (127 / absmax)), absmax[rows]. A row that is not
+// finite gets codes 0 and absmax NaN.
+FW_API int fw_quantize_rows(const void* x, int type, int64_t rows, int64_t columns, int8_t* codes,
+                            float* absmax, int threads);

@@ -1,4 +1,5 @@
-// The widest vectors of the ISA being compiled, and the int8 multiply-add, which alone differs.
+// The widest vectors of the ISA being compiled. What the compiler's vector types can say is said
+// with them; intrinsics only where an instruction has no other name.
 #pragma once
 
 #include <stdint.h>
@@ -18,10 +19,15 @@
 
 namespace fw::FW_ISA {
 
+constexpr int kLanes = FW_VECTOR_BYTES / 4;  // of 32 bits
+
 typedef float F32 __attribute__((vector_size(FW_VECTOR_BYTES)));
+typedef int32_t I32 __attribute__((vector_size(FW_VECTOR_BYTES)));
+typedef uint32_t U32 __attribute__((vector_size(FW_VECTOR_BYTES)));
 typedef uint64_t U64 __attribute__((vector_size(FW_VECTOR_BYTES)));
-constexpr int kLanesF32 = FW_VECTOR_BYTES / 4;
-constexpr int kLanesU64 = FW_VECTOR_BYTES / 8;
+typedef uint16_t U16 __attribute__((vector_size(kLanes * 2)));  // as many as there are lanes
+typedef int8_t I8 __attribute__((vector_size(FW_VECTOR_BYTES)));
+typedef int8_t NarrowI8 __attribute__((vector_size(kLanes)));  // as many as there are lanes
 
 template <class Vector>
 inline Vector load(const void* source) {
@@ -30,74 +36,54 @@ inline Vector load(const void* source) {
   return vector;
 }
 
-// Int8 products: I8 holds kStepI8 codes, I32 their running sums. multiply_add() adds
-// w · (x + kOffsetI8) to the sums, so that a row's result lacks −kOffsetI8 · Σw.
-
-#if defined(__AVX512VNNI__)
-
-typedef __m512i I8;
-typedef int32_t I32 __attribute__((vector_size(64)));
-constexpr int kStepI8 = 64;
-constexpr int kOffsetI8 = 128;  // vpdpbusd wants one side unsigned
-inline I8 activations(const int8_t* x) {
-  return _mm512_xor_si512(load<I8>(x), _mm512_set1_epi8(-128));
-}
-inline I32 multiply_add(I32 sums, I8 w, I8 x) {
-  return I32(_mm512_dpbusd_epi32(__m512i(sums), x, w));
+template <class Vector>
+inline void store(void* target, Vector vector) {
+  memcpy(target, &vector, sizeof vector);
 }
 
+// What the processor fetches ahead by itself ends at a page, and begins anew with each row.
+inline void prefetch(const void* address) { __builtin_prefetch(address); }
+
+inline F32 splat(float value) { return value - F32{}; }  // + would turn −0 into 0
+inline I32 splat(int32_t value) { return value - I32{}; }
+inline F32 to_float(I32 vector) { return __builtin_convertvector(vector, F32); }
+
+// Zero- and sign-extended to 32 bits. GCC 12 takes four instructions for what is one.
+inline U32 widen(U16 vector) {
+#if defined(__AVX512F__)
+  return U32(_mm512_cvtepu16_epi32(__m256i(vector)));
 #elif defined(__AVX2__)
-
-typedef __m256i I8;
-typedef int32_t I32 __attribute__((vector_size(32)));
-constexpr int kStepI8 = 32;
-#if defined(__AVXVNNI__)
-constexpr int kOffsetI8 = 128;
-inline I8 activations(const int8_t* x) {
-  return _mm256_xor_si256(load<I8>(x), _mm256_set1_epi8(-128));
-}
-inline I32 multiply_add(I32 sums, I8 w, I8 x) {
-  return I32(_mm256_dpbusd_avx_epi32(__m256i(sums), x, w));
-}
+  return U32(_mm256_cvtepu16_epi32(__m128i(vector)));
 #else
-constexpr int kOffsetI8 = 0;
-inline I8 activations(const int8_t* x) { return load<I8>(x); }
-// |w| · sign(x, w): a pair of products is at most 2 · 128 · 127, which int16 holds.
-inline I32 multiply_add(I32 sums, I8 w, I8 x) {
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-  return sums + I32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
+  return __builtin_convertvector(vector, U32);
 #endif
-
-#else  // one code at a time, for the compiler to vectorise
-
-typedef int8_t I8;
-typedef int32_t I32;
-constexpr int kStepI8 = 1;
-constexpr int kOffsetI8 = 0;
-inline I8 activations(const int8_t* x) { return *x; }
-inline I32 multiply_add(I32 sums, I8 w, I8 x) { return sums + int32_t(w) * int32_t(x); }
-
+}
+inline I32 widen(NarrowI8 vector) {
+#if defined(__AVX512F__)
+  return I32(_mm512_cvtepi8_epi32(__m128i(vector)));
+#elif defined(__AVX2__)
+  int64_t bits;
+  memcpy(&bits, &vector, 8);
+  return I32(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bits)));
+#else
+  return __builtin_convertvector(vector, I32);
 #endif
-
-// Sum of the lanes, modulo 2^32 or 2^64 where they are integers.
-inline float sum(F32 vector) {
-  float total = 0;
-  for (int lane = 0; lane < kLanesF32; ++lane) total += vector[lane];
-  return total;
 }
 
-inline uint64_t sum(U64 vector) {
-  uint64_t total = 0;
-  for (int lane = 0; lane < kLanesU64; ++lane) total += vector[lane];
-  return total;
-}
-
-inline uint32_t sum(I32 sums) {
-  uint32_t parts[sizeof sums / 4], total = 0;
-  memcpy(parts, &sums, sizeof sums);
-  for (uint32_t part : parts) total += part;
-  return total;
+// Sum of the lanes, modulo 2^32 or 2^64 where they are integers: halves upon halves, since lane
+// after lane would wait for each addition.
+template <class Vector>
+inline auto sum(Vector vector) {
+  constexpr int kCount = sizeof vector / sizeof vector[0];
+  if constexpr (kCount == 2) {
+    return vector[0] + vector[1];
+  } else {
+    typedef decltype(vector[0] + vector[0]) Lane;
+    typedef Lane Half __attribute__((vector_size(sizeof vector / 2)));
+    Half halves[2];
+    memcpy(halves, &vector, sizeof vector);
+    return sum(halves[0] + halves[1]);
+  }
 }
 
 }  // namespace fw::FW_ISA

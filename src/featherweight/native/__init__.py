@@ -6,13 +6,11 @@ cannot be loaded, `status()` says why and every other call raises `NativeError` 
 
 from __future__ import annotations
 
-from featherweight.native.kernels import dot_f32, dot_i8, probe_f32, probe_i8, sum_words
+from featherweight.native.kernels import probe_f32, probe_i8, sum_words
 from featherweight.native.library import Status, forced_isa, status
 
 __all__ = [
     "Status",
-    "dot_f32",
-    "dot_i8",
     "forced_isa",
     "probe_f32",
     "probe_i8",

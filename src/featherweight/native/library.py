@@ -30,11 +30,31 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "fw_isa_active": (_INT, []),
     "fw_isa_use": (_INT, [_INT]),
     "fw_sum_words": (ctypes.c_uint64, [_POINTER, _SIZE, _INT]),
-    "fw_dot_i8": (None, [_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT]),
-    "fw_dot_f32": (None, [_POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT]),
     "fw_probe_f32": (_SIZE, [_SIZE, _INT]),
     "fw_probe_i8": (_SIZE, [_SIZE, _INT]),
+    "fw_linear": (_INT, [*[_POINTER] * 4, _SIZE, _INT, ctypes.c_float, _INT, _INT]),
+    "fw_linear_backward": (_INT, [_POINTER, _POINTER, _POINTER, _SIZE, _INT, _INT]),
+    "fw_decode": (None, [_POINTER, _POINTER, _INT, _INT]),
+    "fw_quantize_4bit": (_INT, [_POINTER, _INT, _SIZE, _SIZE, *[_POINTER] * 4, _INT]),
+    "fw_quantize_rows": (_INT, [_POINTER, _INT, _SIZE, _SIZE, _POINTER, _POINTER, _INT]),
 }
+
+
+class Matrix(ctypes.Structure):
+    """`fw_matrix` of csrc/featherweight.h."""
+
+    _fields_ = (
+        ("data", _POINTER),
+        ("absmax", _POINTER),
+        ("code", _POINTER),
+        ("absmax_codes", _POINTER),
+        ("nested_code", _POINTER),
+        ("rows", _SIZE),
+        ("columns", _SIZE),
+        ("blocksize", _SIZE),
+        ("nested_offset", ctypes.c_float),
+        ("format", ctypes.c_int32),
+    )
 
 
 @dataclass(frozen=True)
@@ -74,6 +94,11 @@ def library() -> Any:
             if _library is None:
                 _library = _load()
     return _library
+
+
+def available() -> bool:
+    """Whether there is a library; loads it if nothing has yet."""
+    return not isinstance(library(), _Missing)
 
 
 def status() -> Status:

@@ -1,0 +1,190 @@
+// A few rows of int8 activations times rows of 4-bit weights, read as they are stored.
+//
+// A vector of code bytes holds twice as many weights: even ones in the high nibbles, odd ones in
+// the low. Activations are arranged to match once per call, so nothing is shuffled per row: first
+// all even ones, then all odd ones, then what the ISA's product needs besides.
+#include <type_traits>
+
+#include "codes.h"
+#include "kernels.h"
+#include "scales.h"
+
+namespace fw::FW_ISA {
+namespace {
+
+constexpr int kBytes = FW_VECTOR_BYTES;    // of codes in a step
+constexpr int64_t kWeights = 2 * kBytes;   // in a step
+constexpr int64_t kSegment = 4096;         // weights whose scales are looked up together
+
+#if defined(__AVX2__)
+typedef decltype(load_table(nullptr)) Table;
+#else
+typedef I8 Table;
+#endif
+
+// Integer dot products of one step, four even and four odd neighbours to a lane.
+inline I32 step(I8 even, I8 odd, const int8_t* x, int64_t padded) {
+  const I8 x_even = load<I8>(x), x_odd = load<I8>(x + padded / 2);
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  // The weights' offset of 128 is taken off by where the sums start.
+  I32 sums = load<I32>(x + padded);
+  return multiply_add(multiply_add(sums, even, x_even), odd, x_odd);
+#elif defined(__AVX2__)
+  const __m256i abs_even = load<__m256i>(x + padded), abs_odd = load<__m256i>(x + padded * 3 / 2);
+  const __m256i ones = _mm256_set1_epi16(1);
+  const __m256i evens = _mm256_maddubs_epi16(abs_even, _mm256_sign_epi8(__m256i(even), __m256i(x_even)));
+  const __m256i odds = _mm256_maddubs_epi16(abs_odd, _mm256_sign_epi8(__m256i(odd), __m256i(x_odd)));
+  return I32(_mm256_add_epi32(_mm256_madd_epi16(evens, ones), _mm256_madd_epi16(odds, ones)));
+#else
+  return multiply_add(multiply_add(I32{}, even, x_even), odd, x_odd);
+#endif
+}
+
+// The scale of each lane (8 weights) of step `index`, where every kBlock weights have one.
+template <int kBlock>
+inline F32 lane_scales(const float* scales, int64_t index) {
+  constexpr int kPerBlock = kBlock / 8;
+  if constexpr (kPerBlock >= kLanes) return splat(scales[index * kLanes / kPerBlock]);
+#if defined(__AVX512F__)
+  if constexpr (kBlock == 64) {
+    const __m512i two = _mm512_set1_epi64(load<int64_t>(scales + index * 2));
+    const __m512i lanes = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
+    return F32(_mm512_permutexvar_epi32(lanes, two));
+  }
+  const __m512i four = _mm512_broadcast_i32x4(load<__m128i>(scales + index * 4));
+  const __m512i lanes = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+  return F32(_mm512_permutexvar_epi32(lanes, four));
+#elif defined(__AVX2__)
+  const __m256 low = _mm256_set1_ps(scales[index * 2]), high = _mm256_set1_ps(scales[index * 2 + 1]);
+  return F32(_mm256_blend_ps(low, high, 0xf0));
+#endif
+}
+
+// R rows of weights share each load of M rows of activations.
+template <int kBlock, int R, int M>
+void rows_dot(const fw_matrix& w, Table table, int64_t row, const int8_t* x, int64_t x_stride,
+              const float* scales, int64_t scale_stride, float out[R][M]) {
+  constexpr int kScales = kSegment / kBlock;
+  const int64_t padded = x_stride / 2, first = row * w.columns;
+  const uint8_t* codes = static_cast<const uint8_t*>(w.data) + first / 2;
+  F32 sums[R][M] = {};
+  for (int64_t segment = 0; segment < w.columns; segment += kSegment) {
+    const int64_t left = w.columns - segment, weights = left < kSegment ? left : kSegment;
+    const int64_t blocks = weights / kBlock;
+    // Of weights and activations multiplied; zeros behind, where a last step may reach.
+    alignas(64) float products[R][M][kScales + kLanes];
+    for (int r = 0; r < R; ++r) {
+      alignas(64) float of_weights[kScales];
+      block_scales(w, first + r * w.columns + segment, kBlock, blocks, of_weights);
+      for (int m = 0; m < M; ++m) {
+        const float* of_x = scales + m * scale_stride + segment / kBlock;
+        for (int64_t b = 0; b < blocks; ++b) products[r][m][b] = of_weights[b] * of_x[b];
+        store(products[r][m] + blocks, F32{});
+      }
+    }
+    const uint8_t* source = codes + segment / 2;
+    const int8_t* x_at = x + segment / 2;
+    const auto step_at = [&](int64_t index, const uint8_t* bytes, int64_t row_bytes) {
+      I8 even[R], odd[R];
+      for (int r = 0; r < R; ++r) {
+        const I8 both = load<I8>(bytes + r * row_bytes);
+        even[r] = lookup(table, high_nibbles(both));
+        odd[r] = lookup(table, low_nibbles(both));
+      }
+      for (int m = 0; m < M; ++m) {
+        for (int r = 0; r < R; ++r) {
+          const I32 dots = step(even[r], odd[r], x_at + m * x_stride, padded);
+          sums[r][m] += to_float(dots) * lane_scales<kBlock>(products[r][m], index);
+        }
+      }
+    };
+    const int64_t steps = weights / kWeights;
+    for (int64_t i = 0; i < steps; ++i, source += kBytes, x_at += kBytes) {
+      for (int r = 0; r < R; ++r) prefetch(source + (R + r) * (w.columns / 2));  // the next rows
+      step_at(i, source, w.columns / 2);
+    }
+    const int64_t rest = weights % kWeights / 2;
+    if (rest) {
+      uint8_t tail[R][kBytes] = {};
+      for (int r = 0; r < R; ++r) memcpy(tail[r], source + r * (w.columns / 2), size_t(rest));
+      step_at(steps, tail[0], kBytes);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int m = 0; m < M; ++m) out[r][m] = sum(sums[r][m]);
+  }
+}
+
+template <int kBlock, int R, int M>
+void block(const fw_matrix& w, Table table, int64_t row, const int8_t* x,
+           int64_t x_stride, const float* scales, int64_t scale_stride, float* tile,
+           int64_t tile_stride) {
+  float sums[R][M];
+  rows_dot<kBlock, R, M>(w, table, row, x, x_stride, scales, scale_stride, sums);
+  for (int r = 0; r < R; ++r) {
+    for (int m = 0; m < M; ++m) tile[m * tile_stride + r] = sums[r][m];
+  }
+}
+
+template <int kBlock, int M>
+void rows_times(const fw_matrix& w, const int8_t* table, int64_t begin,
+                int64_t end, const int8_t* x, int64_t x_stride, const float* scales,
+                int64_t scale_stride, float* tile, int64_t tile_stride) {
+  constexpr int kRows = M <= 2 ? 2 : 1;
+  const Table loaded = load_table(table);
+  int64_t row = begin;
+  for (; row + kRows <= end; row += kRows) {
+    block<kBlock, kRows, M>(w, loaded, row, x, x_stride, scales, scale_stride,
+                            tile + (row - begin), tile_stride);
+  }
+  for (; row < end; ++row) {
+    block<kBlock, 1, M>(w, loaded, row, x, x_stride, scales, scale_stride,
+                        tile + (row - begin), tile_stride);
+  }
+}
+
+}  // namespace
+
+void arrange_4bit(const int8_t* __restrict codes, int64_t padded, int8_t* __restrict out) {
+  int8_t *even = out, *odd = out + padded / 2, *extra = out + padded;
+  for (int64_t k = 0; k < padded / 2; ++k) {
+    even[k] = codes[2 * k];
+    odd[k] = codes[2 * k + 1];
+  }
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  const I8 offset = I8{} + int8_t(kOffset);  // as an unsigned byte
+  for (int64_t at = 0; at < padded / 2; at += kBytes) {
+    const I32 sums = multiply_add(I32{}, offset, load<I8>(even + at));
+    store(extra + at, -multiply_add(sums, offset, load<I8>(odd + at)));
+  }
+#else
+  for (int64_t k = 0; k < padded; ++k) extra[k] = int8_t(out[k] < 0 ? -out[k] : out[k]);
+#endif
+}
+
+void gemv_4bit(const fw_matrix& w, const int8_t* table, int64_t block,
+               int64_t begin, int64_t end, const int8_t* x, int64_t x_stride, const float* scales,
+               int64_t scale_stride, int m, float* tile, int64_t tile_stride) {
+  int8_t operands[16];
+  for (int i = 0; i < 16; ++i) operands[i] = int8_t(kOffset ? table[i] ^ -128 : table[i]);
+  const auto call = [&](auto rows_times, int first) {
+    rows_times(w, operands, begin, end, x + first * x_stride, x_stride,
+               scales + first * scale_stride, scale_stride, tile + first * tile_stride,
+               tile_stride);
+  };
+  const auto with_block = [&](auto b) {
+    constexpr int kBlock = decltype(b)::value;
+    int first = 0;
+    for (; first + 4 <= m; first += 4) call(rows_times<kBlock, 4>, first);
+    if (m - first == 3) call(rows_times<kBlock, 3>, first);
+    if (m - first == 2) call(rows_times<kBlock, 2>, first);
+    if (m - first == 1) call(rows_times<kBlock, 1>, first);
+  };
+  if (block == 64) {
+    with_block(std::integral_constant<int, 64>{});
+  } else {
+    with_block(std::integral_constant<int, 32>{});
+  }
+}
+
+}  // namespace fw::FW_ISA
