@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,15 @@ word = st.text(
 OPTIONS = {
     "skip": st.lists(word, max_size=3).map(tuple),
     "double": st.booleans(),
-    "compute": st.sampled_from(["fp32", "bf16", "fp16"]),
-    "blocksize": st.sampled_from([32, 64, 128, 256, 512, 1024, 2048, 4096]),
+    "exact": st.booleans(),
     "threshold": st.floats(0, allow_nan=False, allow_infinity=False),
 }
+
+
+def values(field: Field) -> st.SearchStrategy[object]:
+    """What an option may be: one of its choices, or left out."""
+    choices = field.metadata["choices"]
+    return st.sampled_from([field.default, *choices]) if choices else OPTIONS[field.name]
 
 
 @st.composite
@@ -35,7 +40,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     assume(len(set(slots)) == len(slots))
     return Recipe(
         tuple(
-            kind(**{f.name: draw(OPTIONS[f.name]) for f in fields(kind)})
+            kind(**{f.name: draw(values(f)) for f in fields(kind)})
             for kind in (registry()[name] for name in names)
         )
     )
@@ -66,7 +71,7 @@ json_values = st.recursive(
 json_recipes = st.lists(
     st.fixed_dictionaries(
         {"technique": st.sampled_from(sorted(registry())) | json_values},
-        optional=dict.fromkeys(OPTIONS, json_values),
+        optional=dict.fromkeys([*OPTIONS, "compute", "blocksize", "head", "rest"], json_values),
     ),
     max_size=2,
 )
@@ -92,6 +97,7 @@ def test_any_json_is_a_recipe_or_a_recipe_error(data: object):
         ("bnb-int8:threshold=0", "bnb-int8:threshold=0"),
         ("bnb-int8:threshold=2.50", "bnb-int8:threshold=2.5"),
         ("bnb-int8:threshold=1e20", "bnb-int8:threshold=1e20"),
+        ("nf4:exact:rest=bf16:double:head=int8", "nf4:head=int8:rest=bf16:double:exact"),
         ("bnb-fp4:skip=mlp.*,layers.[01],", "bnb-fp4:skip=mlp.*,layers.[01]"),
     ],
 )
@@ -120,14 +126,14 @@ def test_every_technique_file_is_found_by_its_name():
         f.stem.replace("_", "-") for f in folder.glob("*.py") if "\nTECHNIQUE" in f.read_text()
     }
     assert set(registry()) == stems
-    assert stems >= {"fp32", "bf16", "fp16", "eager", "sdpa", "flash", "bnb-int8", "bnb-nf4"}
+    assert stems >= {"fp32", "bf16", "fp16", "eager", "sdpa", "flash", "bnb-int8", "int8"}
     for name, kind in registry().items():
         assert name_of(kind()) == name
         assert str(Recipe.parse(name)) == name
         assert kind.slot in ("dtype", "attention", "weights")
 
 
-EVERY = "bf16, bnb-fp4, bnb-int8, bnb-nf4, eager, flash, fp16, fp32, sdpa"
+EVERY = "bf16, bnb-fp4, bnb-int8, bnb-nf4, eager, flash, fp16, fp32, fp4, int8, nf4, sdpa"
 
 
 @pytest.mark.parametrize(
@@ -141,16 +147,20 @@ EVERY = "bf16, bnb-fp4, bnb-int8, bnb-nf4, eager, flash, fp16, fp32, sdpa"
         ("bf16++flash", "a technique is missing in 'bf16++flash'; join techniques by one '+'"),
         ("bf16+", "a technique is missing"),
         (":double", "a technique is missing"),
-        ("int8", "'int8' is reserved for a technique that this version does not have yet; use"),
-        ("nf4:double", "use 'bnb-nf4' today"),
-        ("fp4", "use 'bnb-fp4' today"),
+        ("fastpath", "'fastpath' is reserved for a technique that this version does not have yet"),
         ("fastpath", f"; allowed: {EVERY}"),
         ("lora", "'lora' is reserved"),
         ("bf16+fp16", "'bf16' and 'fp16' both decide the dtype; keep one of them"),
         ("sdpa+bf16+flash", "'sdpa' and 'flash' both decide the attention"),
         ("bnb-nf4+bnb-int8", "'bnb-nf4' and 'bnb-int8' both decide the weights"),
         ("bf16+bf16", "'bf16' and 'bf16' both decide the dtype"),
-        ("bf16:double", "'bf16' has no option 'double'; it takes none"),
+        ("fp32:double", "'fp32' has no option 'double'; it takes none"),
+        ("bf16:double", "'bf16' has no option 'double'; allowed: compute"),
+        ("bf16:compute=bf16", "'bf16:compute' is 'bf16'; allowed: fp32"),
+        ("nf4:head=nf4", "'nf4:head' is 'nf4'; allowed: int8"),
+        ("int8:compat", "'int8:compat' needs a value; write compat=… with one of bitsandbytes"),
+        ("int8:threshold=nan", "'int8:threshold' is nan; give a number from 0"),
+        ("int8+nf4", "'int8' and 'nf4' both decide the weights"),
         (
             "bnb-nf4:doubel",
             "'bnb-nf4' has no option 'doubel'; nearest: double;"

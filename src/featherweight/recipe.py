@@ -21,7 +21,7 @@ from featherweight import techniques
 from featherweight.errors import RecipeError
 from featherweight.techniques.base import Technique
 
-RESERVED = {"int8": "bnb-int8", "nf4": "bnb-nf4", "fp4": "bnb-fp4", "fastpath": None, "lora": None}
+RESERVED = {"fastpath": None, "lora": None}
 
 
 @cache

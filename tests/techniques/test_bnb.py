@@ -188,8 +188,8 @@ def test_a_layer_at_two_places_is_converted_once(name: str, state: Any):
     with fw.apply(model, name) as applied:
         assert model["one"] is model["more"][1]
         assert layers(model).keys() == {"one"}
-        lines = [(c.module, c.action) for c in applied.receipt.changes]
-        assert lines == [("one", "changed"), ("more.1", "changed")]
+        lines = [(c.module, c.action, c.why) for c in applied.receipt.changes]
+        assert lines == [("one", "changed", "also at more.1")]
     assert model["one"] is model["more"][1] is shared
     assert state(model) == before
 

@@ -60,12 +60,12 @@ def command(
 
     \b
     Recipes join techniques by +, options follow a colon:
-      fp32  bf16  fp16  eager  sdpa  flash  bnb-int8:threshold=6  bnb-nf4:double:skip=lm_head
-      bf16+flash  bnb-nf4:double:compute=bf16+sdpa
+      fp32  bf16  fp16  int8  nf4:double  fp4  eager  sdpa  flash  bnb-int8  bnb-nf4:double
+      bf16+flash  nf4:double:head=int8  int8:threshold=6:skip=score  bf16:compute=fp32
 
     \b
     Examples:
-      featherweight compare smollm2-135m fp32 bf16 bnb-int8 bnb-nf4:double --budget 5m
+      featherweight compare smollm2-135m fp32 int8 nf4:double bnb-nf4:double --budget 5m
       featherweight compare ./model bf16 bnb-nf4 --max-kld 0.05 --format json -o result.json
     """
     target = _writable(output)

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 
 from featherweight.machine import Machine
-from featherweight.techniques.cast import Cast
+from featherweight.techniques.half import Half
 
 
 @dataclass(frozen=True)
-class Bf16(Cast):
+class Bf16(Half):
     """float32's range in two bytes; fast only where the processor multiplies bfloat16."""
 
     dtype: ClassVar[torch.dtype] = torch.bfloat16
@@ -20,7 +20,7 @@ class Bf16(Cast):
 
     def notes(self, machine: Machine, device: str) -> list[str]:
         """Why it is slow, where it is."""
-        if device != "cpu" or machine.has_fast_bf16:
+        if device != "cpu" or machine.has_fast_bf16 or self.compute:
             return []
         return ["this processor has no bfloat16 arithmetic: torch converts at every step"]
 

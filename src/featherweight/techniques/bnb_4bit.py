@@ -13,14 +13,13 @@ from torch import nn
 
 from featherweight.errors import UnsupportedError
 from featherweight.machine import Machine
+from featherweight.quant.blockwise import BLOCKSIZES
 from featherweight.techniques.base import option
 from featherweight.techniques.bnb import Bnb, bias_of
+from featherweight.techniques.cast import DTYPES
 
 if TYPE_CHECKING:
     from featherweight.ledger import Ledger
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Bnb4bit(Bnb):
 
         out_features, in_features = weight.shape
         with torch.device("meta"):
-            new = bnb.nn.Linear4bit(
+            new: Any = bnb.nn.Linear4bit(
                 in_features,
                 out_features,
                 bias=False,
@@ -83,6 +82,7 @@ class Bnb4bit(Bnb):
         )
         new.weight = codes.to(weight.device)
         new.register_parameter("bias", bias_of(linear))
+        new.source_cls = type(linear)  # transformers looks for it
         return new
 
     def apply(self, model: nn.Module, ledger: Ledger) -> None:

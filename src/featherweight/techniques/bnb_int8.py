@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from featherweight.errors import RecipeError
 from featherweight.machine import Machine
 from featherweight.techniques.base import option
 from featherweight.techniques.bnb import Bnb, bias_of
+from featherweight.techniques.threshold import check_threshold
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,7 @@ class BnbInt8(Bnb):
     threshold: float = option(6.0, help="activations at least this large are outliers; 0: none")
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.threshold) and self.threshold >= 0):
-            raise RecipeError(
-                f"'bnb-int8:threshold' is {self.threshold}",
-                hint="give a number from 0 (no outliers) upwards; the paper's is 6",
-            )
+        check_threshold("bnb-int8", self.threshold)
 
     def config(self, skip_modules: list[str]) -> Any:
         """As `BitsAndBytesConfig(load_in_8bit=True)`."""
@@ -49,7 +44,7 @@ class BnbInt8(Bnb):
 
         out_features, in_features = weight.shape
         with torch.device("meta"):
-            new = bnb.nn.Linear8bitLt(
+            new: Any = bnb.nn.Linear8bitLt(
                 in_features,
                 out_features,
                 bias=False,
@@ -59,6 +54,7 @@ class BnbInt8(Bnb):
         codes: Any = bnb.nn.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False)
         new.weight = codes.to(weight.device)
         new.register_parameter("bias", bias_of(linear))
+        new.source_cls = type(linear)  # transformers looks for it
         return new
 
     def notes(self, machine: Machine, device: str) -> list[str]:

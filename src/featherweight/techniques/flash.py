@@ -20,6 +20,7 @@ from torch.backends import cuda as backends
 from torch.nn import functional as F
 
 from featherweight.errors import UnsupportedError
+from featherweight.nn.frozen import FrozenEmbedding
 from featherweight.techniques.attention import Attention, set_implementation
 
 if TYPE_CHECKING:
@@ -128,7 +129,10 @@ def _try(model: Any) -> str | None:
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     weight = next(p for p in model.parameters() if p.is_floating_point())
-    query = torch.zeros(1, heads, 4, head_dim, dtype=model.dtype, device=weight.device)
+    # Activations have the dtype that a light embedding gives, whatever its weight is kept in.
+    light = next((m for m in model.modules() if isinstance(m, FrozenEmbedding)), None)
+    dtype = model.dtype if light is None else light.dtype
+    query = torch.zeros(1, heads, 4, head_dim, dtype=dtype, device=weight.device)
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device=weight.device)
 
     def attend(mask: torch.Tensor | None) -> torch.Tensor:
