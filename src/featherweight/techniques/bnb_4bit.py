@@ -46,15 +46,27 @@ class Bnb4bit(Bnb):
         )
 
     def refuse(self, name: str, weight: torch.Tensor) -> None:
-        """bitsandbytes' packed CPU kernel asserts on shapes that it cannot tile."""
+        """bitsandbytes' packed CPU kernel asserts on shapes that it cannot tile.
+
+        Its AVX-512 dequantiser, used where that kernel is not, misplaces absmax in rows that the
+        blocksize does not divide.
+        """
         from bitsandbytes.functional import has_avx512bf16
 
+        if weight.device.type != "cpu":
+            return
         out_features, in_features = weight.shape
-        fits = out_features % 32 == 0 and in_features % max(2, self.blocksize) == 0
-        if weight.device.type == "cpu" and has_avx512bf16() and not fits:
+        whole = in_features % max(2, self.blocksize) == 0
+        if has_avx512bf16() and not (whole and out_features % 32 == 0):
             raise UnsupportedError(
                 f"'{name}' is [{out_features}, {in_features}]; on this processor bitsandbytes takes"
                 f" only out_features divisible by 32 and in_features by {self.blocksize}",
+                hint=f"add skip={name}, or choose a smaller blocksize",
+            )
+        if torch.backends.cpu.get_cpu_capability() == "AVX512" and not whole:
+            raise UnsupportedError(
+                f"'{name}' has {in_features} in_features, which the blocksize {self.blocksize} does"
+                " not divide; on this processor bitsandbytes dequantises such rows wrongly",
                 hint=f"add skip={name}, or choose a smaller blocksize",
             )
 
