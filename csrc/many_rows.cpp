@@ -20,6 +20,12 @@ struct Strips {
   int64_t blocks;    // of a row, that have one scale
   int32_t* data;
   float* scales;  // [count, blocks, strip_rows]
+
+  // `summed` columns of a strip of float32.
+  float* floats(const GemmShape& shape, int64_t strip, int64_t column, int64_t summed) const {
+    const int64_t at = (column * count + strip * summed) * shape.strip_rows;
+    return reinterpret_cast<float*>(data + at);
+  }
 };
 
 // Panels, some beside each other, and strips in as many groups as give every thread something.
@@ -62,7 +68,8 @@ int pack_codes(const Call& call, const GemmShape& shape, Outliers& outliers, Str
   return failed;
 }
 
-// Rows of n numbers as float32 strips.
+// Rows of n numbers as float32 strips, kSummed columns after kSummed columns, so that what is met
+// together is read in order.
 int pack_floats(const Kernels& kernels, const GemmShape& shape, const void* x, int type, int64_t m,
                 int64_t n, int threads, Strips& strips) {
   int failed = 0;
@@ -77,8 +84,11 @@ int pack_floats(const Kernels& kernels, const GemmShape& shape, const void* x, i
       const int64_t first = strip * shape.strip_rows;
       const int64_t rows = at_most(shape.strip_rows, m - first);
       kernels.widen(x, type, first * n, rows * n, wide);
-      kernels.pack_strip_float(wide, n, int(rows), n,
-                               reinterpret_cast<float*>(strips.data + strip * strips.words));
+      for (int64_t column = 0; column < n; column += kSummed) {
+        const int64_t summed = at_most(kSummed, n - column);
+        kernels.pack_strip_float(wide + column, n, int(rows), summed,
+                                 strips.floats(shape, strip, column, summed));
+      }
     }
   });
   return failed;
@@ -157,10 +167,9 @@ int many_rows(const Call& call) {
             kernels.pack_panel_rows(w, row + r, column, n, decoded + r * n);
           }
           for (int64_t i = 0; i < count; ++i) {
-            const int32_t* strip =
-                strips.data + (first + i) * strips.words + column * shape.strip_rows;
+            const float* strip = strips.floats(shape, first + i, column, n);
             for (int64_t r = 0; r < rows; r += shape.panel) {
-              kernels.gemm_float(decoded + r * n, reinterpret_cast<const float*>(strip), n,
+              kernels.gemm_float(decoded + r * n, strip, n,
                                  tiles + i * shape.strip_rows * width + r, width);
             }
           }
@@ -207,9 +216,9 @@ int fw_linear_backward(const fw_matrix* weight, const void* grad, void* out, int
         const int64_t n = at_most(kSummed, w.rows - row);
         kernels.pack_panels_columns(w, row, n, column, columns, panels);
         for (int64_t i = 0; i < strips.count; ++i) {
-          const int32_t* strip = strips.data + i * strips.words + row * shape.strip_rows;
+          const float* strip = strips.floats(shape, i, row, n);
           for (int64_t k = 0; k < columns; k += shape.panel) {
-            kernels.gemm_float(panels + k * n, reinterpret_cast<const float*>(strip), n,
+            kernels.gemm_float(panels + k * n, strip, n,
                                tiles + i * shape.strip_rows * width + k, width);
           }
         }

@@ -121,12 +121,13 @@ void pack_panel_codes(const fw_matrix& w, const int8_t* table, int64_t row, int6
       scales[r] = r < rows ? w.absmax[row + r] * (1 / 127.0f) : 0;
       continue;
     }
-    alignas(64) float of_row[kChunk];
     for (int64_t b = 0; b < blocks; b += kChunk) {
-      const int64_t left = w.columns / block - b, n = left < kChunk ? left : kChunk;
-      memset(of_row, 0, sizeof of_row);
-      if (r < rows) block_scales(w, (row + r) * w.columns + b * block, block, n, of_row);
-      for (int64_t i = 0; i < kChunk && b + i < blocks; ++i) scales[(b + i) * kPanel + r] = of_row[i];
+      float buffer[kChunk];
+      const int64_t left = r < rows ? w.columns / block - b : 0, n = left < kChunk ? left : kChunk;
+      const float* of_row = block_scales(w, (row + r) * w.columns + b * block, block, n, buffer);
+      for (int64_t i = 0; i < kChunk && b + i < blocks; ++i) {
+        scales[(b + i) * kPanel + r] = i < n ? of_row[i] : 0;
+      }
     }
   }
 }

@@ -74,8 +74,9 @@ void rows_dot(const fw_matrix& w, Table table, int64_t row, const int8_t* x, int
     // Of weights and activations multiplied; zeros behind, where a last step may reach.
     alignas(64) float products[R][M][kScales + kLanes];
     for (int r = 0; r < R; ++r) {
-      alignas(64) float of_weights[kScales];
-      block_scales(w, first + r * w.columns + segment, kBlock, blocks, of_weights);
+      float buffer[kScales];
+      const int64_t from = first + r * w.columns + segment;
+      const float* of_weights = block_scales(w, from, kBlock, blocks, buffer);
       for (int m = 0; m < M; ++m) {
         const float* of_x = scales + m * scale_stride + segment / kBlock;
         for (int64_t b = 0; b < blocks; ++b) products[r][m][b] = of_weights[b] * of_x[b];

@@ -13,8 +13,10 @@ inline float block_scale(const fw_matrix& w, int64_t block) {
   return w.nested_code[w.absmax_codes[block]] * w.absmax[block / kNestedBlock] + w.nested_offset;
 }
 
-// out[j] = scale of the block that weight first + j · step lies in, for j < n.
-inline void block_scales(const fw_matrix& w, int64_t first, int64_t step, int64_t n, float* out) {
+// The scale of the block that weight first + j · step lies in, for j < n: in buffer[n], or where
+// they stand one after the other already.
+inline const float* block_scales(const fw_matrix& w, int64_t first, int64_t step, int64_t n,
+                                 float* buffer) {
   const int shift = __builtin_ctzll(uint64_t(w.blocksize));  // a power of two
   if (step != w.blocksize) {  // several steps a block, or a block that began in the row before
     int64_t block = -1;
@@ -22,22 +24,20 @@ inline void block_scales(const fw_matrix& w, int64_t first, int64_t step, int64_
     for (int64_t j = 0; j < n; ++j) {
       const int64_t next = (first + j * step) >> shift;
       if (next != block) scale = block_scale(w, block = next);
-      out[j] = scale;
+      buffer[j] = scale;
     }
-    return;
+    return buffer;
   }
-  int64_t block = first >> shift;
-  if (!w.absmax_codes) {
-    memcpy(out, w.absmax + block, size_t(n) * sizeof *out);
-    return;
-  }
-  for (int64_t j = 0; j < n; ++j) out[j] = w.nested_code[w.absmax_codes[block + j]];
+  const int64_t block = first >> shift;
+  if (!w.absmax_codes) return w.absmax + block;
+  for (int64_t j = 0; j < n; ++j) buffer[j] = w.nested_code[w.absmax_codes[block + j]];
   for (int64_t j = 0; j < n;) {  // runs with one nested absmax
     const int64_t left = kNestedBlock - (block + j) % kNestedBlock;
     const int64_t end = left < n - j ? j + left : n;
     const float absmax = w.absmax[(block + j) / kNestedBlock];
-    for (; j < end; ++j) out[j] = out[j] * absmax + w.nested_offset;
+    for (; j < end; ++j) buffer[j] = buffer[j] * absmax + w.nested_offset;
   }
+  return buffer;
 }
 
 }  // namespace fw::FW_ISA

@@ -173,8 +173,7 @@ def check_4bit(arguments: tuple[Any, ...], changes: dict[str, Any], message: str
     refused(message, OPS.linear_4bit, X, *args, 3, None, False)
     refused(message, OPS.linear_4bit, X, *args, 3, None, True)
     refused(message, OPS.linear_4bit_backward, torch.ones(2, 3), *args, 64)
-    flat = message.replace("[3, 64] takes", "[1, 192] takes")
-    refused(flat, OPS.dequantize_4bit, *args, [3, 64], torch.float32)
+    refused(message, OPS.dequantize_4bit, *args, [3, 64], torch.float32)
 
 
 def test_strided_4bit_weights(four_bit: Any, arguments: Any) -> None:

@@ -136,8 +136,9 @@ def _dequantize_reference(*args: Any) -> Tensor:
 
 def _dequantize_kernel(*args: Any) -> Tensor:
     *weight, shape, dtype = args
-    count = torch.Size(shape).numel()
-    return native.decode(native.four_bit((1, count), *weight), dtype).view(shape)
+    columns = shape[-1] if shape else 1
+    rows = torch.Size(shape[:-1]).numel()
+    return native.decode(native.four_bit((rows, columns), *weight), dtype).view(shape)
 
 
 def _quantize_reference(weight: Tensor, code: Tensor, blocksize: int) -> tuple[Tensor, Tensor]:
