@@ -37,7 +37,7 @@ from featherweight.native import ops  # noqa: E402, F401  registers torch.ops.fe
 from featherweight.quant.codebooks import DYNAMIC, NF4  # noqa: E402
 
 SHAPES = ((2048, 2048), (5632, 2048), (2048, 5632), (4096, 4096), (11008, 4096), (4096, 11008))
-ROTATED = 1_000_000_000  # bytes of weights that one sample reads
+ROTATED = 600_000_000  # bytes of weights that one sample reads
 OP = torch.ops.featherweight
 
 Work = Callable[[], object]
