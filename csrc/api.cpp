@@ -64,17 +64,21 @@ int64_t fw_probe_i8(int64_t rounds, int threads) {
 
 int fw_linear(const fw_matrix* weight, const void* x, void* out, const float* bias, int64_t m,
               int type, float threshold, int flags, int threads) {
-  constexpr int64_t kFewRows = 8, kMostSummed = 131072;  // of int8 products: 2^31 / (128 · 127)
+  constexpr int64_t kMostSummed = 131072;  // int8 products that int32 holds: 2^31 / (128 · 127)
   const fw_matrix& w = *weight;
   if (m <= 0 || w.rows <= 0) return 0;
-  const bool codes = w.format == FW_I8   ? w.columns > 0 && w.columns <= kMostSummed
-                     : w.format == FW_4BIT ? w.columns > 0 && w.columns % 32 == 0 && !(flags & FW_EXACT)
-                                           : false;
-  const int64_t block = w.format == FW_I8                                ? w.columns
-                        : w.columns % 64 == 0 && w.blocksize % 64 == 0 ? 64
-                                                                       : 32;
-  const fw::Call call{fw::kernels(), w, x, out, bias, m, type, threshold, flags, threads, codes, block};
-  return m <= kFewRows ? fw::few_rows(call) : fw::many_rows(call);
+  bool integer = false;
+  int64_t block = 32;
+  if (w.format == FW_I8) {
+    block = w.columns;
+    integer = w.columns > 0 && w.columns <= kMostSummed;
+  } else if (w.format == FW_4BIT) {
+    integer = w.columns > 0 && w.columns % 32 == 0 && !(flags & FW_EXACT);
+    if (w.columns % 64 == 0 && w.blocksize % 64 == 0) block = 64;
+  }
+  const fw::Call call{fw::kernels(), w,     x,       out,     bias, m, type,
+                      threshold,     flags, threads, integer, block};
+  return m <= fw::kFewRows ? fw::few_rows(call) : fw::many_rows(call);
 }
 
 void fw_decode(const fw_matrix* weight, void* out, int type, int threads) {

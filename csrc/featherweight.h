@@ -3,7 +3,7 @@
 // Every pointer is to memory that the caller owns and keeps alive for the call. Matrices are
 // row-major and dense. `threads` is the most threads a call may use (at least 1). Nothing here
 // throws or prints. Functions that need scratch memory return 0, or -1 where there is none.
-// Callers keep each call under 200 ms (an interrupt waits for it).
+// Callers cut long work into calls of less than 200 ms (an interrupt waits for one).
 #pragma once
 
 #include <stdint.h>

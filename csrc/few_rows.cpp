@@ -4,7 +4,7 @@
 namespace fw {
 namespace {
 
-constexpr int64_t kTileRows = 256;     // of the weight: their results stay in L1
+constexpr int64_t kTileRows = 256;       // of the weight: their results stay in L1
 constexpr int64_t kSerialBytes = 32768;  // below, waking other threads costs more than it saves
 
 int64_t weight_bytes(const fw_matrix& w) {
@@ -59,7 +59,7 @@ int few_rows(const Call& call) {
   float* scales = scratch.take<float>(m * blocks);
   int8_t* arranged = scratch.take<int8_t>(m * padded * 2);
   if (!x || !codes || !scales || !arranged) return -1;
-  int32_t sums[8] = {};
+  int32_t sums[kFewRows] = {};
   for (int64_t i = 0; i < m; ++i) {
     quantize_row(call, outliers, i, x, codes + i * padded, scales + i * blocks);
     if (w.format == FW_4BIT) {

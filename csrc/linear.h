@@ -10,6 +10,8 @@
 
 namespace fw {
 
+constexpr int64_t kFewRows = 8;
+
 struct Call {
   const Kernels& kernels;
   const fw_matrix& weight;
@@ -64,7 +66,7 @@ void quantize_row(const Call& call, Outliers& outliers, int64_t m, float* x, int
 void finish(const Call& call, const Outliers& outliers, int64_t first, int64_t m, int64_t row,
             int64_t rows, float* tile, int64_t stride);
 
-int few_rows(const Call& call);   // weights as they are stored
+int few_rows(const Call& call);   // at most kFewRows: weights as they are stored
 int many_rows(const Call& call);  // weights laid out in panels, tile by tile
 
 }  // namespace fw

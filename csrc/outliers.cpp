@@ -12,6 +12,7 @@ const Table& int8_table(const float* code) {
   } last = {};
   if (!memcmp(last.code, code, sizeof last.code) && last.table.step != 0) return last.table;
   memcpy(last.code, code, sizeof last.code);
+  last.table = {{}, NAN};  // stays so for a codebook with NaN: results are NaN too
   double most = 0, least_error = INFINITY;
   for (int i = 0; i < 16; ++i) most = fmax(most, fabs(double(code[i])));
   for (int largest = 127; largest >= 64; --largest) {

@@ -46,7 +46,13 @@ class Scratch {
   template <class T>
   T* take(int64_t n) {
     ScratchPieces::Piece& piece = pieces_[taken_++];
-    const size_t bytes = (size_t(n) * sizeof(T) / 4096 + 1) * 4096;  // never none
+#ifdef __SANITIZE_ADDRESS__
+    const size_t unit = 64;  // and a piece of its own each time, so that over-reads show
+    piece.release();
+#else
+    const size_t unit = 4096;
+#endif
+    const size_t bytes = (size_t(n) * sizeof(T) / unit + 1) * unit;  // never none
     if (piece.bytes < bytes) {
       piece.release();
       piece.data = aligned_alloc(64, bytes);

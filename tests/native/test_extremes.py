@@ -11,6 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from featherweight import native
+
+STATUS = native.status()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 OPS = torch.ops.featherweight
 few_and_many = pytest.mark.parametrize("m", [1, 3, 12])  # rows: two ways of computing
@@ -184,3 +187,21 @@ def test_float32_keeps_subnormal_numbers(isa: str, m: int) -> None:
     found = OPS.linear_half(x, torch.tensor([[1.0], [0.5], [4096.0]]), None)
     assert torch.equal(found, x * torch.tensor([1.0, 0.5, 4096.0]))
     assert found.all()
+
+
+@pytest.mark.skipif(not STATUS.available, reason=STATUS.error or "")
+def test_a_codebook_with_nan_gives_nan_not_the_one_before(
+    isa: str, numbers: Any, four_bit: Any, arguments: Any
+) -> None:
+    codes, absmax, *nested, code, blocksize = arguments(four_bit(numbers(8, 64)))
+    broken = code.clone()
+    broken[3] = torch.nan
+    for m in (1, 9):
+        x = numbers(m, 64, seed=1)
+        assert (
+            OPS.linear_4bit(x, codes, absmax, *nested, code, blocksize, 8, None, False)
+            .isfinite()
+            .all()
+        )
+        out = OPS.linear_4bit(x, codes, absmax, *nested, broken, blocksize, 8, None, False)
+        assert out.isnan().all()

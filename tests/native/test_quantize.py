@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from featherweight.errors import FeatherweightError
+from featherweight.native import linear
 from featherweight.quant.blockwise import BLOCKSIZES, dequantize_4bit, quantize_4bit
 from featherweight.quant.codebooks import codebook
 from featherweight.quant.int8 import quantize_rows
@@ -166,3 +167,21 @@ def test_4bit_decoded(
     found = OPS.dequantize_4bit(*arguments(q), list(shape), dtype)
     expected = dequantize_4bit(q, dtype)
     assert same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_long_calls_are_cut(
+    isa: str, dtype: torch.dtype, numbers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that an interrupt need not wait."""
+    weight = numbers(37, 515, dtype=dtype)
+    rows = OPS.quantize_int8(weight)
+    code = codebook("nf4")
+    blocks = {size: OPS.quantize_4bit(weight, code, size) for size in (32, 64, 4096)}
+    monkeypatch.setattr(linear, "_QUANTISED", 4096)
+    assert all(map(torch.equal, OPS.quantize_int8(weight), rows))
+    for size, whole in blocks.items():
+        assert all(map(torch.equal, OPS.quantize_4bit(weight, code, size), whole))
+    weight[36, 514] = torch.nan
+    with pytest.raises(FeatherweightError, match="leave it out of the quantisation"):
+        OPS.quantize_4bit(weight, code, 64)

@@ -18,6 +18,7 @@ _I8, _4BIT = 3, 4
 _EXACT, _PER_BATCH = 1, 2
 _PRODUCTS = 4_000_000_000  # multiply-adds in one call, so that an interrupt waits less than 200 ms
 _LEAST_ROWS = 48  # in one call: fewer would spend their time on laying out weights
+_QUANTISED = 1 << 25  # weights quantised in one call, likewise; blocks of any size divide it
 _SHORT = "no memory for the activations of a linear layer"
 
 
@@ -141,11 +142,15 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x = x.contiguous()
     codes = torch.empty((rows, columns), dtype=torch.int8)
     absmax = torch.zeros(rows)
-    if library().fw_quantize_rows(
-        x.data_ptr(), _type(x), rows, columns, codes.data_ptr(), absmax.data_ptr(),
-        torch.get_num_threads(),
-    ):  # fmt: skip
-        raise MemoryError(_SHORT)
+    call, type_, threads = library().fw_quantize_rows, _type(x), torch.get_num_threads()
+    most = max(1, _QUANTISED // (columns or 1))
+    for first in range(0, rows, most):
+        at = first * columns
+        if call(
+            x.data_ptr() + at * x.itemsize, type_, min(most, rows - first), columns,
+            codes.data_ptr() + at, absmax.data_ptr() + 4 * first, threads,
+        ):  # fmt: skip
+            raise MemoryError(_SHORT)
     return codes, absmax
 
 
@@ -167,12 +172,17 @@ def quantize_4bit(
     codes = torch.empty((n + 1) // 2, dtype=torch.uint8)
     absmax = torch.empty(-(-n // blocksize))
     ranks = order.to(torch.uint8)
-    failed = library().fw_quantize_4bit(
-        weight.data_ptr(), _type(weight), n, blocksize, midpoints.data_ptr(), ranks.data_ptr(),
-        codes.data_ptr(), absmax.data_ptr(), torch.get_num_threads(),
-    )  # fmt: skip
-    if failed:
-        raise NativeError("a weight is infinite or NaN, which has no code")
+    call, type_, threads = library().fw_quantize_4bit, _type(weight), torch.get_num_threads()
+    for first in range(0, n, _QUANTISED):
+        if call(
+            weight.data_ptr() + first * weight.itemsize, type_, min(_QUANTISED, n - first),
+            blocksize, midpoints.data_ptr(), ranks.data_ptr(), codes.data_ptr() + first // 2,
+            absmax.data_ptr() + 4 * (first // blocksize), threads,
+        ):  # fmt: skip
+            raise NativeError(
+                "a weight is infinite or NaN, which has no code",
+                hint="leave it out of the quantisation, or mend the checkpoint",
+            )
     return codes, absmax
 
 

@@ -4,8 +4,8 @@ On CPU tensors a kernel runs, or the reference where the native library is missi
 devices the reference. The reference is plain torch (`featherweight.quant`); a kernel is only ever
 tested against it. Fake tensors, `torch.export` and `torch.compile` see the shape rule.
 
-Registered with `Library.impl`, not `custom_op`: a token passes 200 linear layers, and 4 µs a call
-is what dispatch costs this way, 16 µs the other.
+Registered with `Library.impl`, not `custom_op`, whose dispatch costs several times the 3 µs of this
+one: a token passes 200 linear layers.
 """
 
 from __future__ import annotations
