@@ -42,6 +42,31 @@ def test_a_refusal_is_an_os_error() -> None:
         libc.madvise_dontneed(1, 4096)  # not the start of a page
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has renameat2")
+def test_two_paths_change_places(tmp_path: Path) -> None:
+    folder, file = tmp_path / "folder ü", tmp_path / "file"
+    folder.mkdir()
+    (folder / "inside").write_text("x")
+    file.write_text("y")
+    inode = file.stat().st_ino
+    libc.exchange(folder, str(file))
+    assert (file / "inside").read_text() == "x"
+    assert (folder.read_text(), folder.stat().st_ino) == ("y", inode)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has renameat2")
+def test_an_exchange_that_cannot_be_names_both_paths(tmp_path: Path) -> None:
+    there, none = tmp_path / "there", tmp_path / "none"
+    there.mkdir()
+    for a, b in ((there, none), (none, there)):
+        with pytest.raises(FileNotFoundError) as caught:
+            libc.exchange(a, b)
+        assert (caught.value.filename, caught.value.filename2) == (str(a), str(b))
+    assert there.is_dir()
+    with pytest.raises(OSError, match="Invalid argument"):
+        libc.exchange(tmp_path, there)  # a folder and one inside it
+
+
 def test_malloc_trim_answers() -> None:
     assert libc.malloc_trim() in (True, False)
 

@@ -1,14 +1,16 @@
-"""Three calls of the C library that Python lacks. The compiled library is not needed for them."""
+"""Calls of the C library that Python lacks. The compiled library is not needed for them."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from functools import cache
 from typing import Any
 
 _M_MMAP_THRESHOLD = -3  # of mallopt, in glibc's malloc.h
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2, in Linux' fcntl.h
 
 
 def madvise_dontneed(address: int, nbytes: int) -> None:
@@ -23,6 +25,20 @@ def madvise_dontneed(address: int, nbytes: int) -> None:
     if _libc().madvise(address, nbytes, advice):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def exchange(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> None:
+    """Let two existing paths of one file system change places in one atomic step (`renameat2`).
+
+    Raises OSError: ENOSYS without Linux and a C library that has the call, EINVAL where the file
+    system has no exchange (network and FUSE ones, often), else as `os.rename`.
+    """
+    call = getattr(_libc(), "renameat2", None) if os.name == "posix" else None
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), os.fspath(a), None, os.fspath(b))
 
 
 def malloc_trim() -> bool:
@@ -49,6 +65,10 @@ def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.madvise.restype = ctypes.c_int
+    if hasattr(libc, "renameat2"):
+        path = ctypes.c_char_p
+        libc.renameat2.argtypes = [ctypes.c_int, path, ctypes.c_int, path, ctypes.c_uint]
+        libc.renameat2.restype = ctypes.c_int
     if hasattr(libc, "mallopt"):
         libc.mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
         libc.mallopt.restype = ctypes.c_int
