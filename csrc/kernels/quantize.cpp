@@ -1,5 +1,6 @@
 // Float32 to codes. Compiled without fused multiply-adds: a product that is rounded on its own is
 // part of the definition, and decides ties.
+#include "codes.h"
 #include "kernels.h"
 #include "simd.h"
 
@@ -8,6 +9,7 @@ namespace {
 
 constexpr float kRound = 12582912.0f;  // 1.5 · 2^23: adding it rounds to an integer, ties to even
 constexpr int32_t kInfinity = 0x7f800000;
+constexpr int64_t kPiece = 64;  // weights quantised together; vectors of every width divide it
 
 // Bits of the largest magnitude; at least kInfinity if any number is infinite or NaN.
 int32_t largest(const float* x, int64_t n) {
@@ -34,9 +36,22 @@ float from_bits(int32_t bits) {
   return value;
 }
 
-inline F32 clamp(F32 v) {
-  v = v < 1.0f ? v : splat(1.0f);
-  return v > -1.0f ? v : splat(-1.0f);
+// How many of the midpoints each number is above: its rank in the sorted codebook.
+inline NarrowI8 ranks(F32 v, const float* midpoints) {
+  I32 below = {};
+  for (int i = 0; i < 15; ++i) below -= v > splat(midpoints[i]);
+  return __builtin_convertvector(below, NarrowI8);
+}
+
+// The codes of a piece's ranks, two a byte, the first in the high nibble.
+template <class Table>
+inline void pack(const int8_t* ranks, Table table, uint8_t* codes) {
+  typedef uint16_t Pairs __attribute__((vector_size(FW_VECTOR_BYTES)));
+  typedef uint8_t Bytes __attribute__((vector_size(FW_VECTOR_BYTES / 2)));
+  for (int64_t i = 0; i < kPiece; i += FW_VECTOR_BYTES) {
+    const Pairs pairs = Pairs(lookup(table, load<I8>(ranks + i)));
+    store(codes + i / 2, __builtin_convertvector((pairs << 4 | pairs >> 8) & 255, Bytes));
+  }
 }
 
 }  // namespace
@@ -69,16 +84,25 @@ int quantize_4bit(const float* x, int64_t n, bool whole, const float* midpoints,
   // bitsandbytes, byte for byte.
   *absmax = whole ? from_bits(bits) : most;
   const float reciprocal = 1.0f / most;
-  for (int64_t begin = 0; begin < n; begin += kLanes) {
-    alignas(64) float values[kLanes] = {};
-    const int64_t left = n - begin, count = left < kLanes ? left : kLanes;
-    memcpy(values, x + begin, size_t(count) * sizeof *x);
-    const F32 v = clamp(whole ? load<F32>(values) * reciprocal : load<F32>(values) / most);
-    I32 below = {};
-    for (int i = 0; i < 15; ++i) below -= v > splat(midpoints[i]);
-    for (int lane = 0; lane < count; lane += 2) {
-      *codes++ = uint8_t(order[below[lane]] << 4 | order[below[lane + 1]]);
+  int8_t signed_order[16];
+  memcpy(signed_order, order, sizeof signed_order);
+  const auto table = load_table(signed_order);
+  const auto piece = [&](const float* values, uint8_t* target) {
+    alignas(64) int8_t rank[kPiece];
+    for (int64_t i = 0; i < kPiece; i += kLanes) {
+      const F32 v = load<F32>(values + i);
+      store(rank + i, ranks(whole ? v * reciprocal : v / most, midpoints));
     }
+    pack(rank, table, target);
+  };
+  int64_t begin = 0;
+  for (; begin + kPiece <= n; begin += kPiece) piece(x + begin, codes + begin / 2);
+  if (begin < n) {
+    float values[kPiece] = {};  // zeros fill up the last byte of an odd number
+    uint8_t packed[kPiece / 2];
+    memcpy(values, x + begin, size_t(n - begin) * sizeof *x);
+    piece(values, packed);
+    memcpy(codes + begin / 2, packed, size_t(n - begin + 1) / 2);
   }
   return 0;
 }
