@@ -1,6 +1,8 @@
 // The entry points: share the work out, and call the kernels of the ISA in use.
 #include "featherweight.h"
 
+#include <math.h>
+
 #include "linear.h"
 
 #ifdef __clang__
@@ -62,11 +64,9 @@ int64_t fw_probe_i8(int64_t rounds, int threads) {
   return total;
 }
 
-int fw_linear(const fw_matrix* weight, const void* x, void* out, const float* bias, int64_t m,
-              int type, float threshold, int flags, int threads) {
+fw::Call fw::make_call(const fw_matrix& w, const void* x, void* out, const float* bias, int64_t m,
+                       int type, float threshold, int flags, int threads) {
   constexpr int64_t kMostSummed = 131072;  // int8 products that int32 holds: 2^31 / (128 · 127)
-  const fw_matrix& w = *weight;
-  if (m <= 0 || w.rows <= 0) return 0;
   bool integer = false;
   int64_t block = 32;
   if (w.format == FW_I8) {
@@ -76,9 +76,32 @@ int fw_linear(const fw_matrix* weight, const void* x, void* out, const float* bi
     integer = w.columns > 0 && w.columns % 32 == 0 && !(flags & FW_EXACT);
     if (w.columns % 64 == 0 && w.blocksize % 64 == 0) block = 64;
   }
-  const fw::Call call{fw::kernels(), w,     x,       out,     bias, m, type,
-                      threshold,     flags, threads, integer, block};
-  return m <= fw::kFewRows ? fw::few_rows(call) : fw::many_rows(call);
+  return {kernels(), w, x, out, bias, m, type, threshold, flags, threads, integer, block};
+}
+
+int fw_linear(const fw_matrix* weight, const void* x, void* out, const float* bias, int64_t m,
+              int type, float threshold, int flags, int threads) {
+  if (m <= 0 || weight->rows <= 0) return 0;
+  const auto call = fw::make_call(*weight, x, out, bias, m, type, threshold, flags, threads);
+  return m <= fw::kFewRows ? fw::few_rows(&call, 1) : fw::many_rows(call);
+}
+
+int fw_linear_codes(const fw_matrix* weight, const int8_t* codes, const float* absmax,
+                    const int64_t* outlier_columns, const float* outliers, int64_t outlier_count,
+                    void* out, const float* bias, int64_t m, int type, int threads) {
+  const fw_matrix& w = *weight;
+  if (m <= 0 || w.rows <= 0) return 0;
+  fw::Call call{fw::kernels(), w, nullptr, out,     bias,          m,
+                type,          0, 0,       threads, w.columns > 0, w.columns};
+  call.codes = codes;
+  call.absmax = absmax;
+  call.outlier_columns = outlier_columns;
+  call.outliers = outliers;
+  call.outlier_count = outlier_count;
+  // The kernels for few rows rely on −127 … 127, all that quantising gives; −128 is for the others.
+  const bool few = m <= fw::kFewRows;
+  const bool extreme = few && w.columns > 0 && memchr(codes, 0x80, size_t(m * w.columns));
+  return few && !extreme ? fw::few_rows(&call, 1) : fw::many_rows(call);
 }
 
 void fw_decode(const fw_matrix* weight, void* out, int type, int threads) {
@@ -119,8 +142,8 @@ int fw_quantize_4bit(const void* weights, int type, int64_t n, int64_t blocksize
   return failed;
 }
 
-int fw_quantize_rows(const void* x, int type, int64_t rows, int64_t columns, int8_t* codes,
-                     float* absmax, int threads) {
+int fw_quantize_rows(const void* x, int type, int64_t rows, int64_t columns, float threshold,
+                     int8_t* codes, float* absmax, uint8_t* outlier_columns, int threads) {
   const fw::Kernels& kernels = fw::kernels();
   int failed = 0;
   fw::parallel_ranges(rows, 1, threads, [&](int64_t begin, int64_t end) {
@@ -132,6 +155,13 @@ int fw_quantize_rows(const void* x, int type, int64_t rows, int64_t columns, int
     }
     for (int64_t r = begin; r < end; ++r) {
       kernels.widen(x, type, r * columns, columns, row);
+      int any = 0;
+      for (int64_t k = 0; threshold > 0 && k < columns; ++k) any |= fabsf(row[k]) >= threshold;
+      for (int64_t k = 0; any && k < columns; ++k) {
+        if (!(fabsf(row[k]) >= threshold)) continue;
+        row[k] = 0;
+        __atomic_store_n(&outlier_columns[k], uint8_t(1), __ATOMIC_RELAXED);
+      }
       kernels.quantize_codes(row, columns, columns, codes + r * columns, absmax + r);
     }
   });

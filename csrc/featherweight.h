@@ -63,6 +63,14 @@ enum {
 FW_API int fw_linear(const fw_matrix* weight, const void* x, void* out, const float* bias,
                      int64_t m, int type, float threshold, int flags, int threads);
 
+// The same product for an int8 weight of fewer than 131072 columns and rows that are int8 codes
+// already, x = code · absmax / 127: codes[m, columns], absmax[m]. What was taken out of the rows is
+// multiplied in fp32: columns outlier_columns[outlier_count], values outliers[m, outlier_count].
+FW_API int fw_linear_codes(const fw_matrix* weight, const int8_t* codes, const float* absmax,
+                           const int64_t* outlier_columns, const float* outliers,
+                           int64_t outlier_count, void* out, const float* bias, int64_t m,
+                           int type, int threads);
+
 // out[m, columns] = grad[m, rows] · weight, in fp32, the weight decoded tile by tile.
 FW_API int fw_linear_backward(const fw_matrix* weight, const void* grad, void* out, int64_t m,
                               int type, int threads);
@@ -78,6 +86,8 @@ FW_API int fw_quantize_4bit(const void* weights, int type, int64_t n, int64_t bl
                             float* absmax, int threads);
 
 // Row by row: codes[rows, columns] = round(x · (127 / absmax)), absmax[rows]. A row that is not
-// finite gets codes 0 and absmax NaN.
-FW_API int fw_quantize_rows(const void* x, int type, int64_t rows, int64_t columns, int8_t* codes,
-                            float* absmax, int threads);
+// finite gets codes 0 and absmax NaN. Numbers of magnitude ≥ threshold > 0 are left out: they get
+// code 0, and outlier_columns[columns] is set to 1 where they stand.
+FW_API int fw_quantize_rows(const void* x, int type, int64_t rows, int64_t columns,
+                            float threshold, int8_t* codes, float* absmax,
+                            uint8_t* outlier_columns, int threads);

@@ -12,72 +12,105 @@ int64_t weight_bytes(const fw_matrix& w) {
   return w.rows * w.columns * kBits[w.format] / 8;
 }
 
-// multiply(begin, end, tile): rows begin … end of the weight with all activations.
-template <class Multiply>
-int share_out(const Call& call, const Outliers& outliers, const Multiply& multiply) {
-  int failed = 0;
-  const int threads = weight_bytes(call.weight) < kSerialBytes ? 1 : call.threads;
-  parallel_ranges(call.weight.rows, 16, threads, [&](int64_t begin, int64_t end) {
-    Scratch scratch(Scratch::kLoop);
-    float* tile = scratch.take<float>(call.m * kTileRows);
-    if (!tile) {
-      __atomic_store_n(&failed, -1, __ATOMIC_RELAXED);
-      return;
+// Activations of a call, ready for the kernels; calls of the same activations share them.
+struct Activations {
+  Outliers outliers;
+  const float* floats = nullptr;  // [m, columns]
+  const int8_t* codes = nullptr;  // [m, padded], or as gemv_4bit wants them: [m, 2 · padded]
+  const float* scales = nullptr;  // [m, blocks]
+  int32_t sums[kFewRows] = {};    // of the codes of a row
+  const int8_t* table = nullptr;  // what the nibbles of weights stand for
+
+  bool prepare(const Call& call, Scratch& scratch);
+};
+
+bool Activations::prepare(const Call& call, Scratch& scratch) {
+  const fw_matrix& w = call.weight;
+  const int64_t m = call.m, padded = call.padded(), blocks = call.blocks();
+  if (!outliers.find(call, scratch)) return false;
+  if (!call.integer) {
+    floats = static_cast<const float*>(call.x);
+    if (call.type == FW_F32) return true;
+    float* wide = scratch.take<float>(m * w.columns);
+    if (wide) call.kernels.widen(call.x, call.type, 0, m * w.columns, wide);
+    floats = wide;
+    return wide;
+  }
+  float* x = scratch.take<float>(w.columns);
+  int8_t* rows = scratch.take<int8_t>(m * padded);
+  float* row_scales = scratch.take<float>(m * blocks);
+  int8_t* arranged = scratch.take<int8_t>(w.format == FW_4BIT ? m * padded * 2 : 1);
+  if (!x || !rows || !row_scales || !arranged) return false;
+  for (int64_t i = 0; i < m; ++i) {
+    quantize_row(call, outliers, i, x, rows + i * padded, row_scales + i * blocks);
+    if (w.format == FW_4BIT) {
+      call.kernels.arrange_4bit(rows + i * padded, padded, arranged + i * padded * 2);
+    } else {
+      for (int64_t k = 0; k < w.columns; ++k) sums[i] += rows[i * padded + k];
     }
-    for (int64_t row = begin; row < end; row += kTileRows) {
-      const int64_t stop = row + kTileRows < end ? row + kTileRows : end;
-      multiply(row, stop, tile);
-      finish(call, outliers, 0, call.m, row, stop - row, tile, kTileRows);
-    }
-  });
-  return failed;
+  }
+  if (w.format == FW_4BIT) table = int8_table(w.code).codes;
+  codes = w.format == FW_4BIT ? arranged : rows;
+  scales = row_scales;
+  return true;
+}
+
+void multiply(const Call& call, const Activations& x, int64_t begin, int64_t end, float* tile) {
+  const fw_matrix& w = call.weight;
+  const int m = int(call.m);
+  if (!call.integer) {
+    call.kernels.gemv_float(w, begin, end, x.floats, w.columns, m, tile, kTileRows);
+  } else if (w.format == FW_I8) {
+    call.kernels.gemv_i8(w, begin, end, x.codes, call.padded(), x.scales, x.sums, m, tile,
+                         kTileRows);
+  } else {
+    call.kernels.gemv_4bit(w, x.table, call.block, begin, end, x.codes,
+                           call.padded() * 2, x.scales, call.blocks(), m, tile, kTileRows);
+  }
+  finish(call, x.outliers, 0, call.m, begin, end - begin, tile, kTileRows);
 }
 
 }  // namespace
 
-int few_rows(const Call& call) {
-  const fw_matrix& w = call.weight;
-  const Kernels& kernels = call.kernels;
+bool alike(const Call& a, const Call& b) {
+  const bool codes = a.integer && a.weight.format == FW_4BIT;
+  return a.x == b.x && a.integer == b.integer && a.block == b.block &&
+         a.threshold == b.threshold && a.flags == b.flags &&
+         a.weight.columns == b.weight.columns &&
+         (!a.integer || a.weight.format == b.weight.format) &&
+         (!codes || !memcmp(a.weight.code, b.weight.code, 16 * sizeof(float)));
+}
+
+int few_rows(const Call* calls, int count) {
+  const Call& first = calls[0];
   Scratch scratch(Scratch::kCall);
-  Outliers outliers;
-  if (!outliers.find(call, scratch)) return -1;
-  const int64_t m = call.m, padded = call.padded(), blocks = call.blocks();
-  if (!call.integer) {
-    const float* x = static_cast<const float*>(call.x);
-    if (call.type != FW_F32) {
-      float* wide = scratch.take<float>(m * w.columns);
-      if (!wide) return -1;
-      kernels.widen(call.x, call.type, 0, m * w.columns, wide);
-      x = wide;
+  Activations x;
+  if (!x.prepare(first, scratch)) return -1;
+  int64_t rows = 0, bytes = 0;
+  for (int i = 0; i < count; ++i) {
+    rows += (calls[i].weight.rows + 15) / 16 * 16;
+    bytes += weight_bytes(calls[i].weight);
+  }
+  int failed = 0;
+  parallel_ranges(rows, 16, bytes < kSerialBytes ? 1 : first.threads, [&](int64_t begin, int64_t end) {
+    Scratch scratch(Scratch::kLoop);
+    float* tile = scratch.take<float>(first.m * kTileRows);
+    if (!tile) {
+      __atomic_store_n(&failed, -1, __ATOMIC_RELAXED);
+      return;
     }
-    return share_out(call, outliers, [&](int64_t begin, int64_t end, float* tile) {
-      kernels.gemv_float(w, begin, end, x, w.columns, int(m), tile, kTileRows);
-    });
-  }
-  float* x = scratch.take<float>(w.columns);
-  int8_t* codes = scratch.take<int8_t>(m * padded);
-  float* scales = scratch.take<float>(m * blocks);
-  int8_t* arranged = scratch.take<int8_t>(m * padded * 2);
-  if (!x || !codes || !scales || !arranged) return -1;
-  int32_t sums[kFewRows] = {};
-  for (int64_t i = 0; i < m; ++i) {
-    quantize_row(call, outliers, i, x, codes + i * padded, scales + i * blocks);
-    if (w.format == FW_4BIT) {
-      kernels.arrange_4bit(codes + i * padded, padded, arranged + i * padded * 2);
-    } else {
-      for (int64_t k = 0; k < w.columns; ++k) sums[i] += codes[i * padded + k];
+    int64_t start = 0;  // of this weight among all rows
+    for (int i = 0; i < count; ++i) {
+      const int64_t there = calls[i].weight.rows;
+      const int64_t low = begin > start ? begin - start : 0;
+      const int64_t high = end - start < there ? end - start : there;
+      for (int64_t row = low; row < high; row += kTileRows) {
+        multiply(calls[i], x, row, row + kTileRows < high ? row + kTileRows : high, tile);
+      }
+      start += (there + 15) / 16 * 16;
     }
-  }
-  if (w.format == FW_I8) {
-    return share_out(call, outliers, [&](int64_t begin, int64_t end, float* tile) {
-      kernels.gemv_i8(w, begin, end, codes, padded, scales, sums, int(m), tile, kTileRows);
-    });
-  }
-  const Table& table = int8_table(w.code);
-  return share_out(call, outliers, [&](int64_t begin, int64_t end, float* tile) {
-    kernels.gemv_4bit(w, table.codes, call.block, begin, end, arranged, padded * 2, scales, blocks,
-                      int(m), tile, kTileRows);
   });
+  return failed;
 }
 
 }  // namespace fw

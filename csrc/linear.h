@@ -26,6 +26,13 @@ struct Call {
   bool integer;  // int8 activations
   int64_t block;  // weights and activations that share one scale, on the integer way
 
+  // Where x is codes already: fw_linear_codes.
+  const int8_t* codes = nullptr;
+  const float* absmax = nullptr;
+  const int64_t* outlier_columns = nullptr;
+  const float* outliers = nullptr;
+  int64_t outlier_count = 0;
+
   int64_t padded() const { return (weight.columns + kPadding - 1) / kPadding * kPadding; }
   int64_t blocks() const { return weight.format == FW_I8 ? 1 : weight.columns / block; }
 };
@@ -40,7 +47,7 @@ const Table& int8_table(const float* code);
 // Activations of magnitude ≥ threshold (LLM.int8()), by column. They are multiplied in float32.
 class Outliers {
  public:
-  // Finds the columns; false where memory is short.
+  // Finds the columns, or takes those that were given; false where memory is short.
   bool find(const Call& call, Scratch& scratch);
   // Moves the outliers of row m out of x[columns].
   void take(int64_t m, float* x);
@@ -51,8 +58,8 @@ class Outliers {
            int64_t stride) const;
 
  private:
-  int64_t* columns_ = nullptr;  // [count_]
-  float* values_ = nullptr;     // [m, count_]
+  const int64_t* columns_ = nullptr;  // [count_]
+  float* values_ = nullptr;           // [m, count_]
   int64_t count_ = 0;
   float threshold_ = 0;
   bool per_batch_ = false;
@@ -66,7 +73,14 @@ void quantize_row(const Call& call, Outliers& outliers, int64_t m, float* x, int
 void finish(const Call& call, const Outliers& outliers, int64_t first, int64_t m, int64_t row,
             int64_t rows, float* tile, int64_t stride);
 
-int few_rows(const Call& call);   // at most kFewRows: weights as they are stored
-int many_rows(const Call& call);  // weights laid out in panels, tile by tile
+// How a product is run, given what fw_linear is given.
+Call make_call(const fw_matrix& weight, const void* x, void* out, const float* bias, int64_t m,
+               int type, float threshold, int flags, int threads);
+
+// Products of the same activations: what is made of these for one call serves the other.
+bool alike(const Call& a, const Call& b);
+
+int few_rows(const Call* calls, int count);  // at most kFewRows, alike: weights as they are stored
+int many_rows(const Call& call);             // weights laid out in panels, tile by tile
 
 }  // namespace fw

@@ -32,13 +32,20 @@ const Table& int8_table(const float* code) {
 }
 
 bool Outliers::find(const Call& call, Scratch& scratch) {
+  if (call.codes) {
+    columns_ = call.outlier_columns;
+    count_ = call.outlier_count;
+    if (count_) values_ = scratch.take<float>(call.m * count_);
+    if (values_) memcpy(values_, call.outliers, size_t(call.m * count_) * sizeof *values_);
+    return !count_ || values_;
+  }
   if (call.weight.format != FW_I8 || !call.integer || !(call.threshold > 0)) return true;
   const int64_t columns = call.weight.columns;
   threshold_ = call.threshold;
   per_batch_ = call.flags & FW_PER_BATCH;
-  columns_ = scratch.take<int64_t>(columns);
+  int64_t* numbers = scratch.take<int64_t>(columns);
   uint8_t* found = scratch.take<uint8_t>(columns);
-  if (!columns_ || !found) return false;
+  if (!numbers || !found) return false;
   memset(found, 0, size_t(columns));
   bool failed = false;
   parallel_ranges(call.m, 8, call.threads, [&](int64_t begin, int64_t end) {
@@ -58,8 +65,9 @@ bool Outliers::find(const Call& call, Scratch& scratch) {
     }
   });
   for (int64_t k = 0; k < columns; ++k) {
-    if (found[k]) columns_[count_++] = k;
+    if (found[k]) numbers[count_++] = k;
   }
+  columns_ = numbers;
   if (count_) values_ = scratch.take<float>(call.m * count_);
   return !failed && (!count_ || values_);
 }
@@ -109,10 +117,15 @@ void Outliers::add(const Call& call, int64_t first, int64_t m, int64_t row, int6
 void quantize_row(const Call& call, Outliers& outliers, int64_t m, float* x, int8_t* codes,
                   float* scales) {
   const int64_t columns = call.weight.columns, padded = call.padded();
-  call.kernels.widen(call.x, call.type, m * columns, columns, x);
-  outliers.take(m, x);
-  call.kernels.quantize_codes(x, columns, call.block, codes, scales);
-  outliers.clear(codes);
+  if (call.codes) {
+    memcpy(codes, call.codes + m * columns, size_t(columns));
+    scales[0] = call.absmax[m];
+  } else {
+    call.kernels.widen(call.x, call.type, m * columns, columns, x);
+    outliers.take(m, x);
+    call.kernels.quantize_codes(x, columns, call.block, codes, scales);
+    outliers.clear(codes);
+  }
   memset(codes + columns, 0, size_t(padded - columns));
   const float step = call.weight.format == FW_4BIT ? int8_table(call.weight.code).step : 1;
   for (int64_t b = 0; b < call.blocks(); ++b) scales[b] *= (1 / 127.0f) * step;

@@ -54,10 +54,28 @@ def collect(refresh: bool = False) -> dict[str, Any]:
         "versions": versions(),
         "missing": missing,
         "machine": machine.describe().to_json(),
-        "native": asdict(native.status()),
+        "native": asdict(native.status()) | {"bitsandbytes": _backend()},
         "rates": machine.probe(refresh).to_json(),
         "cache": str(cache_dir()),
     }
+
+
+def _backend() -> str:
+    """Whether bitsandbytes' layers would run on our kernels; does not import bitsandbytes."""
+    import os
+
+    from featherweight import native
+    from featherweight.integrations.bitsandbytes import VARIABLE
+    from featherweight.versions import version
+
+    asked = os.environ.get(VARIABLE) == "1"
+    if version("bitsandbytes") is None:
+        return "not installed"
+    if not native.status().available:
+        return f"its own kernels{f', though {VARIABLE}=1' if asked else ''}: there are no others"
+    if asked:
+        return f"these kernels, by {VARIABLE}=1"
+    return f"its own kernels; these with {VARIABLE}=1 or 'import featherweight.bitsandbytes'"
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -126,6 +144,7 @@ def _native_lines(status: dict[str, Any]) -> Lines:
     yield "threads", "torch's OpenMP pool" if status["openmp"] else "one: built without OpenMP"
     yield "compiler", status["compiler"]
     yield "file", status["path"]
+    yield "bitsandbytes", status["bitsandbytes"]
 
 
 def _rate_lines(rates: dict[str, Any]) -> Lines:

@@ -36,6 +36,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("FEATHERWEIGHT_DEBUG") == "1" else self._errors,
             text=True,
+            env=os.environ | {"FEATHERWEIGHT_BNB": "0"},  # `bnb-*` rows measure stock
             start_new_session=True,  # the terminal's Ctrl-C reaches the parent alone
         )
 

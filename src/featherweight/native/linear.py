@@ -15,10 +15,11 @@ from featherweight.quant.blockwise import BLOCKSIZES
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _I8, _4BIT = 3, 4
-_EXACT, _PER_BATCH = 1, 2
+EXACT, _PER_BATCH = 1, 2
 _PRODUCTS = 4_000_000_000  # multiply-adds in one call, so that an interrupt waits less than 200 ms
 _LEAST_ROWS = 48  # in one call: fewer would spend their time on laying out weights
 _QUANTISED = 1 << 25  # weights quantised in one call, likewise; blocks of any size divide it
+LONGEST = 131072  # int8 products of which int32 holds fewer, whatever they are: 2^31 / 128²
 _SHORT = "no memory for the activations of a linear layer"
 
 
@@ -92,7 +93,7 @@ def linear(
         bias = bias.float()
         bias_at = _f32(bias, rows)
     address, source, target, itemsize = addressof(weight), x.data_ptr(), out.data_ptr(), x.itemsize
-    flags = (_EXACT if exact else 0) | (_PER_BATCH if per_batch else 0)
+    flags = (EXACT if exact else 0) | (_PER_BATCH if per_batch else 0)
     threads = torch.get_num_threads()
     most = max(_LEAST_ROWS, _PRODUCTS // (rows * columns or 1))
     if per_batch:
@@ -104,6 +105,52 @@ def linear(
         m -= count
         source += count * columns * itemsize
         target += count * rows * itemsize
+    return out
+
+
+def linear_codes(
+    weight: Matrix,
+    x: torch.Tensor,
+    absmax: torch.Tensor,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    columns: torch.Tensor | None = None,
+    outliers: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rows that are codes already, x int8 [M, K] with absmax f32 [M], times a weight int8 [N, K].
+
+    Plus bias [N]; plus outliers f32 [M, C], what was taken out of the columns int64 [C] of x, times
+    those columns of the weight: [M, N] in `dtype`. K is less than `LONGEST`.
+    """
+    call = library().fw_linear_codes
+    m, k = _two(x)
+    rows: int = weight.rows
+    if x.dtype is not torch.int8 or k != weight.columns or k >= LONGEST or weight.format != _I8:
+        raise NativeError(
+            f"activations are {x.dtype} {list(x.shape)} and weights [{rows}, {weight.columns}]",
+            hint=f"allowed: int8 with int8, the last dimensions equal and less than {LONGEST}",
+        )
+    out = x.new_empty((m, rows), dtype=dtype)
+    type_, threads, bias_at = _type(out), torch.get_num_threads(), None
+    if bias is not None:
+        bias = bias.float()
+        bias_at = _f32(bias, rows)
+    count, columns_at, outliers_at = 0, None, 0
+    if columns is not None and outliers is not None and columns.numel():
+        count, columns_at = columns.numel(), _dense(columns)
+        outliers_at = _f32(outliers, m * count)
+        low, high = (int(at) for at in columns.aminmax())
+        if columns.dtype is not torch.int64 or low < 0 or high >= k:
+            raise NativeError(f"columns are {columns.dtype} from {low} to {high}, of {k}")
+    source, scales, target = _dense(x), _f32(absmax, m), out.data_ptr()
+    most = max(_LEAST_ROWS, _PRODUCTS // (rows * k or 1))
+    for first in range(0, m, most):
+        if call(
+            addressof(weight), source + first * k, scales + 4 * first, columns_at,
+            outliers_at + 4 * first * count, count, target + first * rows * out.itemsize, bias_at,
+            min(most, m - first), type_, threads,
+        ):  # fmt: skip
+            raise MemoryError(_SHORT)
     return out
 
 
@@ -138,20 +185,31 @@ def decode(weight: Matrix, dtype: torch.dtype) -> torch.Tensor:
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x [N, K] → codes int8 [N, K] and absmax f32 [N], as `quant.int8.quantize_rows`."""
+    return quantize_but_outliers(x, 0.0)[:2]
+
+
+def quantize_but_outliers(
+    x: torch.Tensor, threshold: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`quantize_rows` of what is smaller than a threshold > 0; and the columns of the rest.
+
+    An outlier, |x| ≥ threshold, has code 0; the columns, bool [K], are those that hold one.
+    """
     rows, columns = _two(x)
     x = x.contiguous()
     codes = torch.empty((rows, columns), dtype=torch.int8)
     absmax = torch.zeros(rows)
+    found = torch.zeros(columns, dtype=torch.bool)
     call, type_, threads = library().fw_quantize_rows, _type(x), torch.get_num_threads()
     most = max(1, _QUANTISED // (columns or 1))
     for first in range(0, rows, most):
         at = first * columns
         if call(
-            x.data_ptr() + at * x.itemsize, type_, min(most, rows - first), columns,
-            codes.data_ptr() + at, absmax.data_ptr() + 4 * first, threads,
+            x.data_ptr() + at * x.itemsize, type_, min(most, rows - first), columns, threshold,
+            codes.data_ptr() + at, absmax.data_ptr() + 4 * first, found.data_ptr(), threads,
         ):  # fmt: skip
             raise MemoryError(_SHORT)
-    return codes, absmax
+    return codes, absmax, found
 
 
 def quantize_4bit(

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import nn
 
 from featherweight.errors import MissingExtraError
+from featherweight.integrations.bitsandbytes import enabled
+from featherweight.techniques.kernel import kernel
 from featherweight.techniques.linears import Linears, always_left
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ class Bnb(Linears):
     def apply(self, model: nn.Module, ledger: Ledger) -> None:
         """Convert layer by layer, and tell transformers."""
         super().apply(model, ledger)
+        if enabled():
+            runs = f"{kernel(model)}: Featherweight's backend of bitsandbytes is on"
+            ledger.receipt.actual["bitsandbytes' products"] = runs
         self._tell_transformers(model, ledger)
 
     def _tell_transformers(self, model: Any, ledger: Ledger) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from featherweight.errors import UnsupportedError
+from featherweight.integrations.bitsandbytes import enabled
 from featherweight.machine import Machine
 from featherweight.quant.blockwise import BLOCKSIZES
 from featherweight.techniques.base import option
@@ -53,7 +54,7 @@ class Bnb4bit(Bnb):
         """
         from bitsandbytes.functional import has_avx512bf16
 
-        if weight.device.type != "cpu":
+        if weight.device.type != "cpu" or enabled():
             return
         out_features, in_features = weight.shape
         whole = in_features % max(2, self.blocksize) == 0
@@ -103,7 +104,7 @@ class Bnb4bit(Bnb):
 
         super().apply(model, ledger)
         device = next(model.parameters()).device
-        packed = device.type == "cpu" and has_avx512bf16()
+        packed = device.type == "cpu" and has_avx512bf16() and not enabled()
         actual = "bf16, all that its kernel for this processor has" if packed else self.compute
         ledger.receipt.actual[f"4-bit products asked for in {self.compute}"] = actual
 
@@ -126,7 +127,7 @@ class Bnb4bit(Bnb):
 
     def notes(self, machine: Machine, device: str) -> list[str]:
         """What happens at each call on a CPU."""
-        if device != "cpu":
+        if device != "cpu" or enabled():
             return []
         if "avx512_bf16" in machine.features:
             return [

@@ -89,6 +89,43 @@ void check_linear(const Weight& weight, int64_t m, int type, int threads) {
   }
 }
 
+// Rows that are codes already, with some columns in float32 beside them.
+void check_linear_codes(const Weight& weight, int64_t m, int type, int threads) {
+  const fw_matrix& w = weight.matrix;
+  std::vector<int8_t> codes(size_t(m * w.columns));
+  for (int8_t& code : codes) code = int8_t(between(-127, 127));
+  if (one_in(2) && !codes.empty()) codes[size_t(between(0, m * w.columns - 1))] = -128;
+  std::vector<float> absmax(static_cast<size_t>(m)), bias(size_t(one_in(2) ? w.rows : 0));
+  for (float& scale : absmax) scale = one_in(9) ? 0 : float(between(1, 100)) / 50;
+  for (float& number : bias) number = float(between(-9, 9));
+  const int64_t count = w.columns && one_in(2) ? between(1, 70) : 0;
+  std::vector<int64_t> columns(static_cast<size_t>(count));
+  for (int64_t& column : columns) column = between(0, w.columns - 1);
+  std::vector<float> outliers(size_t(m * count));
+  for (float& number : outliers) number = float(between(-100, 100)) / 8;
+  Array out(type, size_t(m * w.rows));
+  const int failed = fw_linear_codes(
+      &w, codes.data(), absmax.data(), count ? columns.data() : nullptr,
+      count ? outliers.data() : nullptr, count, out.data(), bias.empty() ? nullptr : bias.data(), m,
+      type, threads);
+  expect(!failed, "fw_linear_codes fails", w, m, type, failed, 0);
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t n = 0; n < w.rows; ++n) {
+      const double* values = weight.values.data() + n * w.columns;
+      Sum sum;
+      if (!bias.empty()) sum.add(bias[size_t(n)]);
+      for (int64_t k = 0; k < w.columns; ++k) {
+        sum.add(codes[size_t(i * w.columns + k)] * double(absmax[size_t(i)]) / 127 * values[k]);
+      }
+      for (int64_t c = 0; c < count; ++c) {
+        sum.add(double(outliers[size_t(i * count + c)]) * values[columns[size_t(c)]]);
+      }
+      const double found = out[size_t(i * w.rows + n)];
+      expect(sum.holds(found, type), "fw_linear_codes", w, m, type, found, sum.exact);
+    }
+  }
+}
+
 void check_backward(const Weight& weight, int64_t m, int type, int threads) {
   const fw_matrix& w = weight.matrix;
   const Numbers grad = any_rows(m, w.rows);
@@ -126,12 +163,17 @@ void check_quantize_rows(int64_t rows, int64_t columns, int type, int threads) {
   const Array given(type, x);
   std::vector<int8_t> codes(x.size(), -1);
   std::vector<float> absmax(size_t(rows), -1);
-  const int failed =
-      fw_quantize_rows(given.data(), type, rows, columns, codes.data(), absmax.data(), threads);
+  const float threshold = one_in(2) ? 0 : 8;
+  std::vector<uint8_t> apart(size_t(columns), 0);
+  const int failed = fw_quantize_rows(given.data(), type, rows, columns, threshold, codes.data(),
+                                      absmax.data(), apart.data(), threads);
   expect(!failed, "fw_quantize_rows fails", w, rows, type, failed, 0);
   for (size_t i = 0; i < x.size(); ++i) {
     const double scale = double(absmax[i / size_t(columns)]) / 127, found = codes[i] * scale;
-    const bool holds = std::isnan(scale) ? codes[i] == 0 : fabs(found - x[i]) <= 0.501 * scale;
+    const bool outlier = threshold > 0 && fabs(x[i]) >= threshold;
+    bool holds = fabs(found - x[i]) <= 0.501 * scale;
+    if (outlier) holds = apart[i % size_t(columns)];
+    if (outlier || std::isnan(scale)) holds = (holds || !outlier) && codes[i] == 0;
     expect(holds, "fw_quantize_rows", w, rows, type, found, x[i]);
   }
 }
@@ -181,6 +223,7 @@ void check_shape(int format, int64_t rows, int64_t columns, int64_t m) {
   const Weight weight(format, rows, columns);
   const int type = kTypes[between(0, 2)], threads = int(between(1, 2));
   check_linear(weight, m, type, threads);
+  if (format == FW_I8 && columns < 131072) check_linear_codes(weight, m, type, threads);
   check_backward(weight, m, type, threads);
   check_decode(weight, type, threads);
 }
