@@ -83,19 +83,6 @@ def test_a_wrong_recipe_is_refused_before_anything_is_read():
         fw.load("nobody/nothing", "bf61")
 
 
-def test_what_bitsandbytes_quantised_loads_as_it_is(
-    tiny_llama: Path, tmp_path: Path, read: Any, answer: Any
-):
-    pytest.importorskip("bitsandbytes")
-    model = read(tiny_llama)
-    with fw.apply(model, "bnb-nf4:double"):
-        model.save_pretrained(tmp_path)
-        expected = answer(model)
-    loaded = fw.load(str(tmp_path))
-    assert loaded.model.is_quantized
-    assert torch.equal(answer(loaded.model), expected)
-
-
 def test_a_gguf_file_is_a_float32_model(tiny_gguf: Path, tiny_llama: Path, read: Any, answer: Any):
     for name in (tiny_gguf, tiny_gguf.parent):  # or the folder that holds just that
         loaded = fw.load(str(name))
@@ -164,7 +151,8 @@ def test_a_hub_id_that_cannot_be_reached(name: str):
 def test_truncated_weights(folder: Path, kept: int):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:kept])
-    assert "are truncated or damaged: Error while deserializing" in refused(folder)
+    says = refused(folder)
+    assert says.startswith(f"'{weights}' is truncated or damaged: Error while deserializing")
 
 
 def test_a_weight_that_is_missing(folder: Path):

@@ -23,6 +23,11 @@ OPTIONS = {
     "double": st.booleans(),
     "exact": st.booleans(),
     "threshold": st.floats(0, allow_nan=False, allow_infinity=False),
+    "r": st.integers(1, 10**6),
+    "alpha": st.integers(1, 10**6),
+    "dropout": st.floats(0, 1, exclude_max=True),
+    "target": st.lists(word, max_size=3).map(tuple),
+    "rslora": st.booleans(),
 }
 
 
@@ -99,6 +104,7 @@ def test_any_json_is_a_recipe_or_a_recipe_error(data: object):
         ("bnb-int8:threshold=1e20", "bnb-int8:threshold=1e20"),
         ("nf4:exact:rest=bf16:double:head=int8", "nf4:head=int8:rest=bf16:double:exact"),
         ("bnb-fp4:skip=mlp.*,layers.[01],", "bnb-fp4:skip=mlp.*,layers.[01]"),
+        ("nf4+lora:r=8:alpha=32:target=q_proj,v_proj", "nf4+lora:alpha=32:target=q_proj,v_proj"),
     ],
 )
 def test_printing_is_canonical(given_: str, canonical: str):
@@ -130,10 +136,10 @@ def test_every_technique_file_is_found_by_its_name():
     for name, kind in registry().items():
         assert name_of(kind()) == name
         assert str(Recipe.parse(name)) == name
-        assert kind.slot in ("dtype", "attention", "weights")
+        assert kind.slot in ("dtype", "attention", "weights", "adapter")
 
 
-EVERY = "bf16, bnb-fp4, bnb-int8, bnb-nf4, eager, flash, fp16, fp32, fp4, int8, nf4, sdpa"
+EVERY = "bf16, bnb-fp4, bnb-int8, bnb-nf4, eager, flash, fp16, fp32, fp4, int8, lora, nf4, sdpa"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +155,13 @@ EVERY = "bf16, bnb-fp4, bnb-int8, bnb-nf4, eager, flash, fp16, fp32, fp4, int8, 
         (":double", "a technique is missing"),
         ("fastpath", "'fastpath' is reserved for a technique that this version does not have yet"),
         ("fastpath", f"; allowed: {EVERY}"),
-        ("lora", "'lora' is reserved"),
+        ("lora:r=0", "'lora:r' is 0; give a whole number from 1 upwards"),
+        ("lora:r=eight", "'lora:r' takes a whole number, got 'eight'"),
+        ("lora:alpha=-1", "'lora:alpha' is -1"),
+        ("lora:dropout=1", "'lora:dropout' is 1.0; give 0 or a share below 1"),
+        ("lora:dropout=nan", "'lora:dropout' is nan"),
+        ("lora:target=", "'lora:target' needs a value; write target=… with names joined by ','"),
+        ("lora+lora", "'lora' and 'lora' both decide the adapter"),
         ("bf16+fp16", "'bf16' and 'fp16' both decide the dtype; keep one of them"),
         ("sdpa+bf16+flash", "'sdpa' and 'flash' both decide the attention"),
         ("bnb-nf4+bnb-int8", "'bnb-nf4' and 'bnb-int8' both decide the weights"),

@@ -9,17 +9,21 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from featherweight.errors import FeatherweightError as FeatherweightError
+    from featherweight.integrations.transformers import QuantConfig as QuantConfig
     from featherweight.ledger import apply as apply
     from featherweight.measure.compare import compare as compare
     from featherweight.models import load as load
     from featherweight.recipe import Recipe as Recipe
+    from featherweight.releasing import release as release
 
 _HOMES = {
     "FeatherweightError": "errors",
+    "QuantConfig": "integrations.transformers",
     "Recipe": "recipe",
     "apply": "ledger",
     "compare": "measure.compare",
     "load": "models",
+    "release": "releasing",
 }
 __all__ = [*_HOMES]
 

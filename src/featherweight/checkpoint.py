@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from featherweight.errors import FeatherweightError, MissingExtraError, ModelError
+from featherweight.errors import (
+    FeatherweightError,
+    MissingExtraError,
+    ModelError,
+    UnsupportedError,
+)
+from featherweight.stored import Entry, entries, files_of
+
+if TYPE_CHECKING:
+    from featherweight.recipe import Recipe
 
 # Weights that are not there or do not fit are for `_judge` to find, not for transformers to raise.
 _TELL: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -89,27 +99,62 @@ def _auto_class(config: Any) -> tuple[Any, str]:
 
 
 def read_checkpoint(
-    name: str, where: str, trust_remote_code: bool
+    name: str, where: str, trust_remote_code: bool, recipe: Recipe | None = None, **placing: Any
 ) -> tuple[Any, Any, str, list[str]]:
-    """Model, tokenizer or None, kind and notes of the checkpoint in the folder `where`."""
+    """Model, tokenizer or None, kind and notes of the checkpoint in the folder `where`.
+
+    With a recipe, weights are quantised while they are read. Layers that bitsandbytes has
+    quantised become ours. `placing` is `device_map`, `max_memory`, `offload_folder`.
+    """
     import transformers as t
 
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"use_safetensors": True, **_TELL, **common, **placing}
+    notes = []
     with explained(name):
         config = t.AutoConfig.from_pretrained(where, **common)
         auto, kind = _auto_class(config)
-        model, info = auto.from_pretrained(where, use_safetensors=True, **_TELL, **common)
-    notes = _judge(name, model, info)
+        there = entries(Path(where).glob("*.safetensors"))
+        stored = _bitsandbytes(config)
+        if stored is not None:
+            from featherweight.integrations.transformers import METHOD
+
+            if recipe is not None:
+                raise UnsupportedError(
+                    f"'{name}' is quantised already, by bitsandbytes, and cannot become '{recipe}'",
+                    hint="load it without a recipe, or start from a checkpoint that is not",
+                )
+            config.quantization_config = {"quant_method": METHOD, "stored": stored}
+            notes.append("weights quantised by bitsandbytes, multiplied by Featherweight's kernels")
+        elif recipe is not None:
+            from featherweight.integrations.transformers import QuantConfig
+
+            options["quantization_config"] = QuantConfig(recipe)
+        model, info = auto.from_pretrained(where, config=config, **options)
+    notes += _judge(name, model, info, there)
     return model, _tokenizer(where, common), kind, notes
 
 
-def _judge(name: str, model: Any, info: dict[str, Any]) -> list[str]:
+def _bitsandbytes(config: Any) -> dict[str, Any] | None:
+    """The config with which bitsandbytes has quantised the checkpoint, if it has."""
+    for part in (config, config.get_text_config()):
+        found = getattr(part, "quantization_config", None)
+        if isinstance(found, dict) and found.get("quant_method", "bitsandbytes") == "bitsandbytes":
+            return found
+    return None
+
+
+def _judge(
+    name: str, model: Any, info: dict[str, Any], there: Mapping[str, Entry] | None = None
+) -> list[str]:
     """Notes on weights that are set at random; ModelError if the model needs them."""
     random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     # Headless encoders are often saved without the pooler that their class defines.
     needed = [key for key in random if "pooler" not in key.split(".")]
     if needed:
         listed = ", ".join(needed[:3]) + (" …" if len(needed) > 3 else "")
+        files = files_of(needed, there or {})
+        listed += f" (in {files})" if files else ""
         raise ModelError(
             f"'{name}' lacks {len(needed)} of the weights of {type(model).__name__}, or has them in"
             f" another shape: {listed}",

@@ -16,6 +16,7 @@ from featherweight.errors import FeatherweightError, ModelError
 from featherweight.hub import snapshot
 from featherweight.ledger import Applied, apply
 from featherweight.named import NAMED, fetch
+from featherweight.nn import FourBitLinear
 from featherweight.recipe import Recipe
 
 
@@ -51,8 +52,13 @@ def load(
     reversible: bool = False,
     trust_remote_code: bool = False,
     revision: str | None = None,
+    **placing: Any,
 ) -> Loaded:
     """Load a model and apply a recipe to it.
+
+    A recipe that quantises does so tensor by tensor while the checkpoint is read, so that no more
+    than the quantised model and two tensors are in memory; unless `reversible`, `verify` or a gguf
+    file asks for the whole model. A checkpoint of bitsandbytes is read as it is, onto our layers.
 
     Args:
         name: hub id, local folder, gguf file, or a small named model such as `smollm2-135m`.
@@ -62,6 +68,7 @@ def load(
         reversible: keep the originals for `loaded.applied.undo()`.
         trust_remote_code: run code that comes with the checkpoint. Never unless asked.
         revision: branch, tag or commit of a hub id.
+        placing: `device_map`, `max_memory` and `offload_folder` of transformers' `from_pretrained`.
 
     Raises:
         ModelError if there is no such model, it cannot be read, or weights are missing;
@@ -69,13 +76,20 @@ def load(
     """
     name = os.fspath(name)
     recipe = Recipe.parse(recipe) if recipe is not None else None  # before anything slow
+    _check_placing(placing, device)
     source, notes = locate(name, revision, trust_remote_code)
+    at_once = None if recipe is None or reversible or verify else _quantising(recipe)
     if source.suffix == ".gguf":
         model, tokenizer, kind = read_gguf(source)
+        at_once = None
     else:
-        model, tokenizer, kind, more = read_checkpoint(name, str(source), trust_remote_code)
+        if at_once and device is not None and device != "cpu":
+            placing["device_map"] = {"": device}
+        model, tokenizer, kind, more = read_checkpoint(
+            name, str(source), trust_remote_code, at_once, **placing
+        )
         notes = notes + more
-    if device is not None:
+    if device is not None and "device_map" not in placing:
         model = _to(model, device)
     model.eval()
     provenance = Provenance(
@@ -84,11 +98,41 @@ def load(
         kind=kind,
         architecture=type(model).__name__,
         dtype=str(model.dtype).removeprefix("torch."),
-        parameters=model.num_parameters(),
+        parameters=_parameters(model),
         notes=notes,
     )
-    applied = apply(model, recipe, verify=verify, reversible=reversible) if recipe else None
+    applied = None
+    if at_once:
+        applied = model.hf_quantizer.applied(model)
+    elif recipe:
+        applied = apply(model, recipe, verify=verify, reversible=reversible)
     return Loaded(model, tokenizer, provenance, applied)
+
+
+def _quantising(recipe: Recipe) -> Recipe | None:
+    """The recipe, if our own quantisers are in it."""
+    from featherweight.techniques.quantiser import Quantiser
+
+    return recipe if any(isinstance(technique, Quantiser) for technique in recipe) else None
+
+
+def _check_placing(placing: dict[str, Any], device: str | None) -> None:
+    allowed = ("device_map", "max_memory", "offload_folder")
+    for option in placing:
+        if option not in allowed:
+            raise TypeError(f"load() has no option '{option}'; it passes on {', '.join(allowed)}")
+    if placing and device is not None:
+        raise FeatherweightError(
+            f"device='{device}' and {', '.join(placing)} both say where the model goes",
+            hint="give one of them",
+        )
+
+
+def _parameters(model: Any) -> int:
+    """Weights that the model computes with: two a byte where they are 4-bit codes."""
+    packed = {m for m in model.modules() if isinstance(m, FourBitLinear)}
+    saved = sum(m.in_features * m.out_features - m.weight.numel() for m in packed)
+    return model.num_parameters() + saved
 
 
 def locate(

@@ -21,7 +21,7 @@ from featherweight import techniques
 from featherweight.errors import RecipeError
 from featherweight.techniques.base import Technique
 
-RESERVED = {"fastpath": None, "lora": None}
+RESERVED = {"fastpath": None}
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,18 +55,28 @@ class Held:
 
 def held(root: Any) -> Held:
     """Bytes of all tensors of a module or cache: each storage once, so tied weights once."""
-    return _count(held_tensors(root))
-
-
-def _count(tensors: Iterable[torch.Tensor]) -> Held:
     mappings = Mappings()
-    sizes: dict[tuple[str, int], tuple[int, bool]] = {}
-    for tensor in tensors:
+    pieces = _pieces(root)
+    return Held(
+        total=sum(_nbytes(tensor) for tensor in pieces),
+        mapped=sum(_nbytes(tensor) for tensor in pieces if mappings.file_of(tensor)),
+    )
+
+
+def held_bytes(root: Any) -> int:
+    """`held(root).total`, without looking up the mapped files."""
+    return sum(_nbytes(tensor) for tensor in _pieces(root))
+
+
+def _pieces(root: Any) -> Collection[torch.Tensor]:
+    """One tensor for each storage."""
+    found: dict[tuple[str, int], torch.Tensor] = {}
+    for tensor in held_tensors(root):
         storage = tensor.untyped_storage()
         if storage.nbytes() and storage.device.type != "meta":
-            key = str(storage.device), storage.data_ptr()
-            sizes[key] = storage.nbytes(), mappings.file_of(tensor) is not None
-    return Held(
-        total=sum(size for size, _ in sizes.values()),
-        mapped=sum(size for size, mapped in sizes.values() if mapped),
-    )
+            found[str(storage.device), storage.data_ptr()] = tensor
+    return found.values()
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()

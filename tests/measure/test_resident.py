@@ -10,11 +10,18 @@ import pytest
 
 from featherweight.measure import resident
 from featherweight.measure.resident import CPU, Watch
+from featherweight.native import libc
 
 MIB = 1 << 20
 BLOCK = 64 * MIB
 SLACK = 12 * MIB  # what the interpreter does meanwhile, and the kernel's rough counting
 linux = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+
+
+@pytest.fixture(autouse=True)
+def trim() -> None:
+    """Free pages of the heap go now: given back while memory is watched, they would be missed."""
+    libc.malloc_trim()
 
 
 @linux

@@ -15,9 +15,9 @@ from featherweight.techniques.base import Technique
 def test_a_technique_is_frozen_and_says_what_it_decides(kind: Any):
     technique = kind()
     assert isinstance(technique, Technique)
-    assert technique.slot in ("dtype", "attention", "weights")
+    assert technique.slot in ("dtype", "attention", "weights", "adapter")
     assert 0 <= technique.tolerance < 1
-    assert technique.extra in (None, "bitsandbytes")
+    assert technique.extra in (None, "bitsandbytes", "peft")
     assert kind.__doc__
     for field in fields(kind):
         assert field.metadata["help"], field.name

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import featherweight as fw
-from featherweight.errors import UnsupportedError
 from featherweight.nn import FourBitLinear, HalfLinear, Int8Linear
 from featherweight.tensors import held
 
@@ -131,18 +130,6 @@ def test_the_model_generates_copies_and_pickles(tiny_llama: Path, recipe: str, r
                 assert torch.equal(again(written).logits, logits)
         greedy = logits[0, 9:-1].argmax(-1)  # the cache gives what the whole sequence gives
         assert (written[0, 10:] == greedy).float().mean() > 0.8
-
-
-@pytest.mark.parametrize("recipe", ["int8:head=int8", "nf4", "fp16:compute=fp32"])
-def test_saving_is_refused_until_undo(tiny_gpt2: Path, recipe: str, read: Any, tmp_path: Path):
-    model = read(tiny_gpt2)
-    with fw.apply(model, recipe):
-        for thing in (model, copy.deepcopy(model)):
-            with pytest.raises(UnsupportedError, match=r"in force cannot be saved .*undo the rec"):
-                thing.save_pretrained(tmp_path)
-    assert not list(tmp_path.iterdir())
-    model.save_pretrained(tmp_path)
-    assert (tmp_path / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("recipe", ["int8", "nf4:rest=fp32", "bf16:compute=fp32"])

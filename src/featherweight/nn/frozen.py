@@ -43,9 +43,7 @@ class FrozenLinear(Frozen):
     def set_tensors(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """The weight frozen; the bias as it is, also the same parameter as another layer's."""
         self.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None and not isinstance(bias, nn.Parameter):
-            bias = nn.Parameter(bias, requires_grad=False)
-        self.register_parameter("bias", bias)
+        self.register_parameter("bias", frozen(bias))
 
     def extra_repr(self) -> str:
         """The sizes, as `nn.Linear` prints them."""
@@ -77,6 +75,13 @@ class FrozenEmbedding(Frozen):
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, dtype={self.dtype}"
 
 
+def frozen(bias: torch.Tensor | None) -> nn.Parameter | None:
+    """A bias as a frozen parameter, unless it is a parameter already."""
+    if bias is None or isinstance(bias, nn.Parameter):
+        return bias
+    return nn.Parameter(bias, requires_grad=False)
+
+
 def quantise(op: Callable[..., Any], *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """What a quantising op gives; UnsupportedError for a weight that it does not take."""
     try:
@@ -89,3 +94,11 @@ def refuse_non_finite(tensor: torch.Tensor, what: str) -> None:
     """Raise UnsupportedError if a tensor made from a weight holds NaN or infinity."""
     if not tensor.isfinite().all():
         raise UnsupportedError(what, hint="leave it out, or mend the checkpoint")
+
+
+def rounded(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The weight in `dtype`, contiguous; UnsupportedError where that is not finite."""
+    narrow = weight.detach().to(dtype).contiguous()
+    name = str(dtype).removeprefix("torch.")
+    refuse_non_finite(narrow, f"the weight has values that {name} cannot hold, or NaN")
+    return narrow

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from featherweight.nn.frozen import FrozenEmbedding, FrozenLinear, refuse_non_finite
+from featherweight.nn.frozen import FrozenEmbedding, FrozenLinear, rounded
 from featherweight.nn.functional import linear_half
 
 
@@ -95,11 +95,3 @@ class HalfEmbedding(FrozenEmbedding):
     def dequantize(self) -> torch.Tensor:
         """The weight widened, f32 [V, K]."""
         return self.weight.data.float()
-
-
-def rounded(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The weight in `dtype`, contiguous; UnsupportedError where that is not finite."""
-    narrow = weight.detach().to(dtype).contiguous()
-    name = str(dtype).removeprefix("torch.")
-    refuse_non_finite(narrow, f"the weight has values that {name} cannot hold, or NaN")
-    return narrow

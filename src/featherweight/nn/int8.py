@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from featherweight.nn.frozen import FrozenEmbedding, FrozenLinear, quantise, refuse_non_finite
+from featherweight.errors import ModelError
+from featherweight.nn.frozen import (
+    FrozenEmbedding,
+    frozen,
+    quantise,
+    refuse_non_finite,
+    rounded,
+)
 from featherweight.nn.functional import linear_int8
+from featherweight.nn.quantised import QuantisedLinear, finite, known, wanted
 from featherweight.quant.absmax import dequantize_absmax
 
 
-class Int8Linear(FrozenLinear):
+class Int8Linear(QuantisedLinear):
     """A linear layer of int8 weights [N, K] and one absmax for each of its N outputs.
 
     Activations are rounded to int8 row by row, outliers apart (LLM.int8(), arXiv 2208.07339).
@@ -23,8 +32,6 @@ class Int8Linear(FrozenLinear):
         per_batch: as bitsandbytes does it: activations are rounded to float16 first, and outliers
             are whole columns of the batch, so that a row's result depends on its neighbours.
     """
-
-    absmax: torch.Tensor
 
     def __init__(
         self,
@@ -52,8 +59,11 @@ class Int8Linear(FrozenLinear):
         per_batch: bool = False,
     ) -> Self:
         """Quantise a weight [N, K]; raises UnsupportedError for one with NaN or infinity."""
-        codes, absmax = quantise_rows(weight)
-        return cls.from_codes(codes, absmax, bias, threshold=threshold, per_batch=per_batch)
+        out_features, in_features = weight.shape
+        new = cls(in_features, out_features, False, threshold, per_batch, device="meta")
+        new.register_parameter("bias", frozen(bias))
+        new.quantise(weight)
+        return new
 
     @classmethod
     def from_codes(
@@ -72,6 +82,18 @@ class Int8Linear(FrozenLinear):
         new.absmax = absmax
         return new
 
+    def quantise(self, weight: torch.Tensor) -> None:
+        """Take the codes of a weight [N, K]; UnsupportedError for one with NaN or infinity.
+
+        Of a layer that counts as bitsandbytes does, the weight passes through float16, as there.
+        """
+        if weight.is_meta:
+            return
+        if self.per_batch:
+            weight = rounded(weight, torch.float16)
+        codes, self.absmax = quantise_rows(weight)
+        self.set_codes(codes)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] → [..., N] in the dtype of x."""
         parameters = self._parameters  # past nn.Module.__getattr__: this runs 200 times a token
@@ -87,6 +109,27 @@ class Int8Linear(FrozenLinear):
     def dequantize(self) -> torch.Tensor:
         """The weight that the codes stand for, f32 [N, K]."""
         return dequantize_absmax(self.weight.data, self.absmax, dim=1)
+
+    def stored(self) -> dict[str, torch.Tensor]:
+        """`weight`, `SCB` and `weight_format`, as bitsandbytes writes them."""
+        row = torch.tensor(0, dtype=torch.uint8)
+        return {"weight": self.weight, "SCB": self.absmax, "weight_format": row}
+
+    def take(self, stored: Mapping[str, torch.Tensor]) -> None:
+        """Take what `stored` gave; old files have no `weight_format`."""
+        known(stored, ("weight", "SCB", "weight_format"))
+        shape = (self.out_features, self.in_features)
+        codes = wanted(stored, "weight", torch.int8, shape)
+        absmax = wanted(stored, "SCB", torch.float32, shape[:1])
+        order = stored["weight_format"].tolist() if "weight_format" in stored else 0
+        if order != 0:
+            raise ModelError(
+                f"'weight_format' is {order}: codes in the order of some GPU's tiles",
+                hint="save the model again with bitsandbytes 0.38 or newer, by rows",
+            )
+        finite(SCB=absmax)
+        self.set_codes(codes)
+        self.absmax = absmax
 
     def extra_repr(self) -> str:
         """Sizes, threshold, and whose outliers."""
@@ -134,6 +177,13 @@ class Int8Embedding(FrozenEmbedding):
     def dequantize(self) -> torch.Tensor:
         """The weight that the codes stand for, f32 [V, K]."""
         return dequantize_absmax(self.weight.data, self.absmax, dim=1)
+
+    def to_dense(self, dtype: torch.dtype) -> nn.Embedding:
+        """A plain embedding of what the codes stand for."""
+        sizes = self.num_embeddings, self.embedding_dim
+        dense = nn.Embedding(*sizes, padding_idx=self.padding_idx, device="meta")
+        dense.weight = nn.Parameter(self.dequantize().to(dtype), requires_grad=False)
+        return dense.train(self.training)
 
 
 def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

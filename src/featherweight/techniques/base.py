@@ -25,7 +25,8 @@ class Technique:
     `option(choices=…)` restricts them.
     """
 
-    slot: ClassVar[str]  # what it decides: "dtype", "attention" or "weights"; one technique a slot
+    # What it decides: "dtype", "attention", "weights" or "adapter"; one technique a slot.
+    slot: ClassVar[str]
     tolerance: ClassVar[float]  # of `verify`: largest allowed relative RMS difference of outputs
     extra: ClassVar[str | None] = None  # the optional dependency it needs, if any
 

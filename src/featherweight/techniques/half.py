@@ -15,7 +15,7 @@ from featherweight.techniques.cast import Cast, cast, short
 from featherweight.techniques.kernel import kernel
 from featherweight.techniques.linears import is_linear, name_experts, refuse_meta, weight_of
 from featherweight.techniques.replace import places, replace
-from featherweight.techniques.saving import refuse_saving
+from featherweight.techniques.saving import save_as_it_is
 from featherweight.techniques.tied import Group, groups, is_embedding
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Half(Cast):
         cast(model, torch.float32, ledger)
         ledger.receipt.actual["dtype"] = f"float32, from weights in {short(self.dtype)}"
         ledger.receipt.actual[f"products with {short(self.dtype)} weights"] = kernel(model)
-        refuse_saving(model, ledger)
+        save_as_it_is(model)
 
     def _halve(self, model: nn.Module, group: Group, ledger: Ledger) -> None:
         """Replace the modules of one weight by modules of one half weight."""

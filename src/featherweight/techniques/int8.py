@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from featherweight.nn import Int8Linear
-from featherweight.nn.half import rounded
 from featherweight.techniques.base import option
 from featherweight.techniques.linears import weight_of
 from featherweight.techniques.quantiser import Quantiser
@@ -37,8 +36,6 @@ class Int8(Quantiser):
 
     def convert(self, linear: Any, weight: torch.Tensor) -> Int8Linear:
         """An Int8Linear."""
-        if self.compat:
-            weight = rounded(weight, torch.float16)  # so that the codes are those of bitsandbytes
         return Int8Linear.from_weight(
             weight, linear.bias, threshold=self.threshold, per_batch=bool(self.compat)
         )
@@ -47,9 +44,9 @@ class Int8(Quantiser):
         """As every other layer."""
         return self.convert(linear, weight_of(linear))
 
-    def apply(self, model: nn.Module, ledger: Ledger) -> None:
-        """Convert, and say how outliers are found."""
-        super().apply(model, ledger)
+    def finish(self, model: nn.Module, ledger: Ledger) -> None:
+        """Say how outliers are found."""
+        super().finish(model, ledger)
         how = "over the whole batch, as bitsandbytes does" if self.compat else "row by row"
         if self.threshold:
             ledger.receipt.actual["outliers"] = how

@@ -53,6 +53,11 @@ class Linears(Technique):
                 f"the {type(model).__name__} is quantised already ({before})",
                 hint="load it without a quantisation, or undo that first",
             )
+        for name in self.chosen(model):
+            self.refuse(name, weight_of(model.get_submodule(name)))
+
+    def chosen(self, model: nn.Module) -> list[str]:
+        """Names of the layers that are converted; raises UnsupportedError if there is none."""
         reasons = self._reasons(model)
         chosen = [names[0] for names in places(model, is_linear) if not _first(names, reasons)]
         if not chosen:
@@ -61,8 +66,7 @@ class Linears(Technique):
                 + (f" (skip={','.join(self.skip)})" if self.skip else ""),
                 hint=self.hint_if_none(model),
             )
-        for name in chosen:
-            self.refuse(name, weight_of(model.get_submodule(name)))
+        return chosen
 
     def hint_if_none(self, model: nn.Module) -> str:
         """What to do when there is nothing to convert."""
@@ -70,8 +74,14 @@ class Linears(Technique):
 
     def apply(self, model: nn.Module, ledger: Ledger) -> None:
         """Convert layer by layer, so that at most one is held twice."""
+        self.convert_all(model, ledger)
+
+    def convert_all(self, model: nn.Module, ledger: Ledger, aside: str | None = None) -> None:
+        """Convert the linear layers; say nothing of the one that is set aside."""
         reasons = self._reasons(model)
         for names in places(model, is_linear):
+            if aside in names:
+                continue
             why = _first(names, reasons)
             module = model.get_submodule(names[0])
             if why:
@@ -120,11 +130,11 @@ def always_left(model: Any) -> set[str]:
 
 def quantised(model: Any) -> str | None:
     """How the model is quantised already, if it is."""
-    from featherweight.nn import FourBitLinear, Int8Linear
+    from featherweight.nn.quantised import QuantisedLinear
 
     if getattr(model, "is_quantized", False):
         return str(getattr(model, "quantization_method", "unknown method"))
-    kinds = {type(m).__name__ for m in model.modules() if isinstance(m, FourBitLinear | Int8Linear)}
+    kinds = {type(m).__name__ for m in model.modules() if isinstance(m, QuantisedLinear)}
     return ", ".join(sorted(kinds)) or None
 
 

@@ -17,7 +17,7 @@ from featherweight.techniques.cast import DTYPES, cast, short
 from featherweight.techniques.kernel import kernel
 from featherweight.techniques.linears import Linears, always_left, is_linear, refuse_meta, weight_of
 from featherweight.techniques.replace import replace
-from featherweight.techniques.saving import refuse_saving
+from featherweight.techniques.saving import save_as_it_is, tell_transformers
 from featherweight.techniques.skip import skipped
 from featherweight.techniques.tied import Group, groups, is_embedding
 
@@ -68,8 +68,10 @@ class Quantiser(Linears):
     def check(self, model: nn.Module) -> None:
         """With `head`: there is one, and it can be quantised."""
         super().check(model)
-        if not self.head:
-            return
+        if self.head:
+            self._check_head(model)
+
+    def _check_head(self, model: nn.Module) -> None:
         head = _head_name(model)
         if head is None:
             raise UnsupportedError(
@@ -103,18 +105,36 @@ class Quantiser(Linears):
 
     def apply(self, model: nn.Module, ledger: Ledger) -> None:
         """The head first, while its ties can be seen; then layer by layer; then the rest."""
-        head = _head_name(model)
-        if self.head and head:
-            self._quantise_head(model, head, ledger)
-        super().apply(model, ledger)
+        self._quantise_head(model, ledger)
+        self.convert_all(model, ledger)
+        self.finish(model, ledger)
+
+    def skeleton(self, model: nn.Module, ledger: Ledger) -> None:
+        """Layer by layer on a model without weights, which are still to be loaded."""
+        self.chosen(model)  # raises if there are none
+        self.convert_all(model, ledger, aside=_head_name(model) if self.head else None)
+
+    def after_loading(self, model: nn.Module, ledger: Ledger) -> None:
+        """What `skeleton` has left: the head, once it has its weight and its ties, and the rest."""
+        if self.head:
+            self._check_head(model)
+        self._quantise_head(model, ledger)
+        self.finish(model, ledger)
+
+    def finish(self, model: nn.Module, ledger: Ledger) -> None:
+        """What is not quantised, and the account of what is."""
         if self.rest:
             cast(model, DTYPES[self.rest], ledger)
             ledger.receipt.actual["dtype"] = short(DTYPES[self.rest])
         ledger.receipt.actual["quantised products"] = kernel(model)
-        refuse_saving(model, ledger)
+        save_as_it_is(model)
+        tell_transformers(model, ledger)
 
-    def _quantise_head(self, model: nn.Module, head: str, ledger: Ledger) -> None:
-        """The head and the embeddings that are tied to it, all on the same codes."""
+    def _quantise_head(self, model: nn.Module, ledger: Ledger) -> None:
+        """With `head`: it and the embeddings that are tied to it, all on the same codes."""
+        head = _head_name(model)
+        if not self.head or not head:
+            return
         places = _head_group(model, head).places
         places.sort(key=lambda names: head not in names)  # the head has the line with the bytes
         codes: Int8Linear | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from featherweight.tensors import held
+from featherweight.tensors import held_bytes
 
 if TYPE_CHECKING:
     from featherweight.ledger import Ledger
@@ -59,7 +59,7 @@ def replace(
         remarks.append(f"also at {', '.join(names[1:])}")
     if "forward" in vars(old):  # set by accelerate, or by hand
         remarks.append("its patched forward is not carried over")
-    before = held(old).total
+    before = _size(old)
     for name in names:
         ledger.replace_module(name, new)
         parent = model.get_submodule(name.rpartition(".")[0])
@@ -72,5 +72,11 @@ def replace(
         f"{type(old).__name__} → {type(new).__name__}",
         why="; ".join(remarks) or None,
         before=before if counted else None,
-        after=held(new).total if counted else None,
+        after=_size(new) if counted else None,
     )
+
+
+def _size(module: nn.Module) -> int:
+    """Bytes of a layer; of an empty one on the meta device, those that it is going to have."""
+    empty = (t for t in (*module.parameters(), *module.buffers()) if t.is_meta)
+    return held_bytes(module) + sum(tensor.nbytes for tensor in empty)
