@@ -86,9 +86,9 @@ def test_without_a_command_the_help_is_shown(
     [
         (
             ["compre"],
-            "no command 'compre'; did you mean 'compare'? allowed: compare, generate, quantize, merge",
+            "no command 'compre'; did you mean 'compare'? allowed: compare, generate",
         ),
-        (["xyz"], "no command 'xyz'; allowed: compare, generate, quantize, merge"),
+        (["xyz"], "no command 'xyz'; allowed: compare, generate"),
         (["compare"], "Missing argument 'MODEL'"),
         (["compare", "m", "--runs", "0"], "0 is not in the range x>=1"),
         (["compare", "m", "--budget", "soon"], "'soon' is no duration"),
