@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from featherweight.errors import FeatherweightError
-from featherweight.folder import replacing
+from featherweight.folder import replacing, stale
 from featherweight.residency import Mappings, give_back
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, /dev/full or seccomp")
@@ -121,11 +120,12 @@ def test_what_only_the_old_folder_has_is_kept(target: Path):
 
 
 def test_weights_of_an_earlier_save_do_not_survive(target: Path):
-    stale = ["model-00001-of-00002.safetensors", "model.safetensors.index.json",
-             "model.fp16.safetensors", "model.safetensors.index.fp16.json",
-             "pytorch_model.bin", "pytorch_model.bin.index.json"]  # fmt: skip
-    kept = ["adapter_model.safetensors", "onnx/model.safetensors", "tokenizer.model", "model.py"]
-    write(target, dict.fromkeys([*stale, *kept], "old"))
+    read_too = ["model-00001-of-00002.safetensors", "model.safetensors.index.json",
+                "pytorch_model.bin", "pytorch_model.bin.index.json"]  # fmt: skip
+    kept = ["adapter_model.safetensors", "onnx/model.safetensors", "tokenizer.model", "model.py",
+            "model_ema.safetensors", "model.fp16.safetensors", "model.safetensors.index.fp16.json",
+            "model.fp16-00001-of-00002.safetensors", "pytorch_model.bin.md"]  # fmt: skip
+    write(target, dict.fromkeys([*read_too, *kept], "old"))
     with replacing(target) as folder:
         write(folder, {"config.json": "new", "model-00001-of-00003.safetensors": "new"})
     assert read(target) == {
@@ -136,10 +136,20 @@ def test_weights_of_an_earlier_save_do_not_survive(target: Path):
     }
 
 
+def test_a_variant_replaces_its_own_weights_alone(target: Path):
+    of_it = ["model.a[1]-00001-of-00002.safetensors", "model.safetensors.index.a[1].json",
+             "pytorch_model.a[1].bin", "model.a[1].safetensors"]  # fmt: skip
+    kept = ["model.a1.safetensors", "model.safetensors", "pytorch_model.bin", "config.json"]
+    write(target, dict.fromkeys([*of_it, *kept], "old"))
+    with replacing(target, stale("a[1]")) as folder:
+        write(folder, {of_it[0]: "new"})
+    assert read(target) == {of_it[0]: "new", "README.md": "mine", **dict.fromkeys(kept, "old")}
+
+
 NAMES = st.sets(
     st.sampled_from(
         ["config.json", "a.txt", "sub/a.txt", "sub/model.safetensors", "sub/deep/b",
-         "model.safetensors", "model-1.safetensors", "model.safetensors.index.json",
+         "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
          "pytorch_model.bin", "pytorch_model-1.bin", "xpytorch_model.bin", "Model.safetensors"]
     )
 )  # fmt: skip
@@ -154,8 +164,9 @@ def test_the_union_less_stale_weights_is_what_remains(
     target.mkdir()
     write(target, dict.fromkeys(old, "old"))
     save(target, dict.fromkeys(new, "new"))
-    weights = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
-    kept = {name for name in old - new if not any(fnmatch(name, each) for each in weights)}
+    weights = ("model.safetensors", "model-00001-of-00002.safetensors",
+               "model.safetensors.index.json", "pytorch_model.bin")  # fmt: skip
+    kept = {name for name in old - new if name not in weights}
     assert read(target) == dict.fromkeys(kept, "old") | dict.fromkeys(new, "new")
     shutil.rmtree(target.parent)
 
@@ -351,7 +362,7 @@ def test_threads_may_save_onto_one_target(target: Path):
 COMMON = ("config.json", "tokenizer/vocab.txt")
 NAMED = {
     "A": [*COMMON, "model.safetensors"],
-    "B": [*COMMON, "model-1-of-2.safetensors", "model-2-of-2.safetensors"],
+    "B": [*COMMON, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
 }
 VERSIONS = {version: dict.fromkeys(names, version * 50_000) for version, names in NAMED.items()}
 SAVING = f"""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +190,7 @@ def test_shards(tiny_llama: Path, tmp_path: Path, answer: Any):
     [
         ("int8:head=int8", "'model.embed_tokens' is an int8 embedding, which bitsandbytes cannot"),
         ("nf4:head=int8", "'model.embed_tokens' is an int8 embedding, which bitsandbytes cannot"),
+        ("nf4+bf16:compute=fp32", "has a half weight and .*; write 'rest=bf16' instead of 'bf16:c"),
     ],
 )
 def test_what_bitsandbytes_has_no_form_for(
@@ -197,6 +201,69 @@ def test_what_bitsandbytes_has_no_form_for(
         with pytest.raises(UnsupportedError, match=says):
             thing.save_pretrained(tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_variants_lie_side_by_side(tiny_llama: Path, tmp_path: Path, read: Any):
+    read(tiny_llama).save_pretrained(tmp_path)
+    model = fw.load(tiny_llama, "nf4").model
+    model.save_pretrained(tmp_path, variant="light", max_shard_size="60KB")
+    assert len(list(tmp_path.glob("model.light-*.safetensors"))) > 1
+    model.save_pretrained(tmp_path, variant="light")
+    names = {path.name for path in tmp_path.glob("model*")}
+    assert names == {"model.safetensors", "model.light.safetensors"}
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, variant="light")
+    assert isinstance(again.model.layers[0].mlp.up_proj, bnb.nn.Linear4bit)
+    equal(load_file(tmp_path / "model.safetensors"), tensors(tiny_llama))
+
+
+@pytest.mark.parametrize("target", ["all-linear", ["q_proj"]])
+@pytest.mark.parametrize("source", ["QuantConfig", "apply", "checkpoint"])
+def test_after_adapters_were_merged(
+    source: str, target: Any, tiny_llama: Path, tmp_path: Path, read: Any, answer: Any
+):
+    peft = pytest.importorskip("peft")
+    if source == "apply":
+        model = read(tiny_llama)
+        fw.apply(model, "nf4:double", reversible=False)
+    else:
+        model = fw.load(tiny_llama, "nf4:double").model
+    if source == "checkpoint":
+        model.save_pretrained(tmp_path / "light")
+        model = fw.load(tmp_path / "light").model
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=target))
+    for name, parameter in wrapped.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    merged = wrapped.merge_and_unload()
+    before = merged.config.quantization_config
+    merged.save_pretrained(tmp_path / "out")
+    assert merged.config.quantization_config is before
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert torch.equal(answer(fw.load(tmp_path / "out").model), answer(merged))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    kinds = {n: type(m) for n, m in theirs.named_modules() if n.endswith("_proj")}
+    if target == "all-linear":
+        assert "quantization_config" not in config
+        assert set(kinds.values()) == {torch.nn.Linear}
+    else:
+        assert config["quantization_config"]["quant_method"] == "bitsandbytes"
+        dense = {n for n, kind in kinds.items() if kind is torch.nn.Linear}
+        assert dense == {n for n in kinds if n.endswith("q_proj")}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "option"), [("nf4:exact", "exact"), ("int8:compat=bitsandbytes", "compat=bitsandb")]
+)
+def test_what_no_checkpoint_has_a_place_for_is_said(
+    recipe: str, option: str, tiny_llama: Path, tmp_path: Path
+):
+    says = f"'{option}.*' is how the layers are computed here, and no part of the checkpoint"
+    with pytest.warns(UserWarning, match=says):
+        fw.load(tiny_llama, recipe).model.save_pretrained(tmp_path)
+    receipt, _ = quantize(str(tiny_llama), recipe, tmp_path / "out")
+    assert re.search(f"note: {says}", str(receipt))
+    receipt, _ = quantize(str(tiny_llama), recipe.partition(":")[0], tmp_path / "out")
+    assert receipt.notes == []
 
 
 def test_two_kinds_of_codes(tmp_path: Path, tiny_config: Any):
@@ -232,6 +299,20 @@ def test_copies_and_pickles_are_saved_too(tiny_llama: Path, tmp_path: Path):
     for number, again in enumerate((copy.deepcopy(model), pickle.loads(pickle.dumps(model)))):
         again.save_pretrained(tmp_path / str(number))
         assert files(tmp_path / str(number)) == files(tmp_path / "model")
+
+
+def test_a_pickle_is_saved_by_another_process(tiny_llama: Path, tmp_path: Path):
+    model = fw.load(tiny_llama, "nf4").model
+    model.save_pretrained(tmp_path / "model")
+    torch.save(model, tmp_path / "model.pt")
+    code = """
+import sys, torch
+torch.load(sys.argv[1], weights_only=False).save_pretrained(sys.argv[2])
+"""
+    subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "model.pt", tmp_path / "again"], check=True
+    )
+    assert files(tmp_path / "again") == files(tmp_path / "model")
 
 
 def test_quantize_writes_all_that_loading_needs(tiny_llama: Path, tmp_path: Path, answer: Any):

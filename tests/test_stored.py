@@ -162,7 +162,17 @@ def test_a_config_that_claims_too_much(tiny_llama: Path, tmp_path: Path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="quantised by bitsandbytes; none of them is; take 'quan"):
+    with pytest.raises(ModelError, match="weights are quantised; none of them is; take 'quantizat"):
+        fw.load(tmp_path)
+
+
+@pytest.mark.parametrize("threshold", [None, "6", -1.0, float("nan"), float("inf"), True])
+def test_a_threshold_that_is_none(threshold: Any, tiny_llama: Path, tmp_path: Path):
+    fw.load(tiny_llama, "int8").model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["llm_int8_threshold"] = threshold
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=f"llm_int8_threshold in config.json is {threshold!r}; "):
         fw.load(tmp_path)
 
 

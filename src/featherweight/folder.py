@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 
 import psutil
@@ -27,20 +28,34 @@ from safetensors import SafetensorError
 from featherweight.errors import FeatherweightError
 from featherweight.native import libc
 
-# Weights of an earlier save: beside those of a new one, under other names, they would be read too.
-STALE = ("model*.safetensors", "model.safetensors.index*.json", "pytorch_model*")
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV)
 
 
+def stale(variant: str | None = None) -> tuple[str, ...]:
+    """Patterns of the weights that transformers would read as this variant: of an earlier save.
+
+    Beside those of a new one, under other names, they would be read instead.
+    """
+    dot = f".{escape(variant)}" if variant else ""
+    return tuple(
+        pattern
+        for stem, end in (("model", "safetensors"), ("pytorch_model", "bin"))
+        for pattern in (
+            f"{stem}{dot}.{end}",
+            f"{stem}{dot}-?????-of-?????.{end}",
+            f"{stem}.{end}.index{dot}.json",
+        )
+    )
+
+
 @contextmanager
-def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(target: str | os.PathLike[str], without: tuple[str, ...] = stale()) -> Iterator[Path]:
     """A fresh folder to write into, which becomes `target` at the end of the block.
 
     Leaving the block normally writes everything through to the disk and puts the folder in place
     of the target in one atomic step. What only the old target has is kept, as hard links where the
-    file system has them, except weights of an earlier save (`STALE`); mode, owner and group stay,
+    file system has them, except files that match `without`; mode, owner and group stay,
     as far as this user may set them. An exception removes the folder and leaves the target
     untouched. Through a symbolic link, the folder that it points to is replaced. Missing parents
     are made.
@@ -69,7 +84,7 @@ def replacing(target: str | os.PathLike[str]) -> Iterator[Path]:
             with _explained(folder, only=_FULL):
                 yield temporary
             with _explained(folder):
-                _put(temporary, folder)
+                _put(temporary, folder, without)
     finally:
         _remove(temporary)  # what was not put in place, or what was there before
         for parent in made:
@@ -168,7 +183,7 @@ def _clear_up(folder: Path) -> None:
             _remove(path.rename(path.with_suffix(".tmp")))
 
 
-def _put(new: Path, folder: Path) -> None:
+def _put(new: Path, folder: Path, without: tuple[str, ...]) -> None:
     """Write `new` through to the disk and put it where `folder` is, or will be."""
     for place, _, names in os.walk(new):
         for path in (Path(place, name) for name in names):
@@ -176,7 +191,7 @@ def _put(new: Path, folder: Path) -> None:
                 _sync(path)
         _sync(Path(place))
     if folder.is_dir():
-        _keep(folder, new, STALE)
+        _keep(folder, new, without)
         _copy_access(folder, new)
         _exchange(new, folder)
     else:
@@ -184,8 +199,8 @@ def _put(new: Path, folder: Path) -> None:
     _sync(folder.parent)
 
 
-def _keep(old: Path, new: Path, stale: tuple[str, ...] = ()) -> None:
-    """Link into `new` what only `old` has, folder by folder, except `stale` files."""
+def _keep(old: Path, new: Path, without: tuple[str, ...] = ()) -> None:
+    """Link into `new` what only `old` has, folder by folder, except files `without` fits."""
     with os.scandir(old) as entries:
         for entry in entries:
             into = new / entry.name
@@ -197,7 +212,7 @@ def _keep(old: Path, new: Path, stale: tuple[str, ...] = ()) -> None:
                     _copy_access(Path(entry), into)
                 elif into.is_dir() and not into.is_symlink():
                     _keep(Path(entry), into)
-            elif not taken and not any(fnmatchcase(entry.name, pattern) for pattern in stale):
+            elif not taken and not any(fnmatchcase(entry.name, pattern) for pattern in without):
                 _link(Path(entry), into)
     _sync(new)
 

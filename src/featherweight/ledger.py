@@ -9,7 +9,7 @@ spilled to disk (`spill_dir`) or dropped (`reversible=False`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -54,7 +54,8 @@ class Ledger:
 
         def back() -> None:
             if before is _ABSENT or (inherited and name in vars(owner)):
-                delattr(owner, name)
+                with suppress(AttributeError):  # `model.dequantize()` has taken it away
+                    delattr(owner, name)
             else:
                 setattr(owner, name, before)
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
 from featherweight.errors import RecipeError, UnsupportedError
-from featherweight.folder import replacing
-from featherweight.nn import FourBitLinear, Int8Embedding
+from featherweight.folder import replacing, stale
+from featherweight.nn import FourBitLinear, HalfEmbedding, HalfLinear, Int8Embedding
 from featherweight.nn.frozen import Frozen
 from featherweight.nn.quantised import QuantisedLinear
 from featherweight.receipt import Receipt
@@ -33,7 +34,7 @@ _HUB = ("repo_id", "token", "commit_message", "create_pr", "private", "revision"
 
 @cache
 def watch_saving() -> Callable[..., None]:
-    """Wrap transformers' `save_pretrained`, once: models with light layers go to `save`.
+    """Wrap transformers' `save_pretrained`, once: models that are or were light go to `save`.
 
     Gives the original. In the class, since in a model it would be a cycle that keeps it in memory.
     """
@@ -44,7 +45,7 @@ def watch_saving() -> Callable[..., None]:
 
     @wraps(original)
     def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> None:
-        if is_light(self) or is_adapted(self):
+        if is_light(self) or is_adapted(self) or was_quantised(self):
             given = signature.bind(self, *args, **kwargs).arguments
             save(given.pop("self"), **given.pop("kwargs", {}), **given)
         else:
@@ -66,6 +67,7 @@ def save(
     The folder becomes the checkpoint in one step: a crash leaves what was there before. Raises
     UnsupportedError if bitsandbytes has no form for the layers; nothing is written then. Of a model
     with adapters, the active one is written alone, into a folder that may be that of its base.
+    A warning says what is no part of the checkpoint.
     """
     if not is_main_process:
         return
@@ -73,10 +75,12 @@ def save(
     if is_adapted(model):
         from featherweight.integrations.peft import save_adapter
 
-        save_adapter(model, save_directory)
+        save_adapter(model, save_directory, **options)
     else:
-        with replacing(save_directory) as temporary:
+        with replacing(save_directory, stale(options.get("variant"))) as temporary:
             write_model(model, temporary, **options)
+        for note in not_saved(model):
+            warnings.warn(note, stacklevel=3)  # the caller of save_pretrained
     if push_to_hub:
         model.push_to_hub(hub.pop("repo_id", Path(save_directory).name), **hub)
 
@@ -108,28 +112,29 @@ def quantize(
         if loaded.tokenizer is not None:
             loaded.tokenizer.save_pretrained(temporary)
         size = sum(file.stat().st_size for file in temporary.glob("*.safetensors"))
+    loaded.applied.receipt.notes += not_saved(loaded.model)
     return loaded.applied.receipt, size
 
 
 def write_model(model: Any, folder: Path, **options: Any) -> None:
     """The model's own `save_pretrained`, once it is sure that the checkpoint can be read."""
-    with _config_says(model) if is_quantised(model) else nullcontext():
+    with _config_says(model):
         watch_saving()(model, folder, **options)
 
 
 @contextmanager
 def _config_says(model: Any) -> Iterator[None]:
-    """Let `config.json` say that bitsandbytes has quantised the model."""
+    """Let `config.json` say that bitsandbytes has quantised the layers that are quantised now."""
     config = model.config
     before = vars(config).get("quantization_config")
-    if getattr(before, "stored", None) is not None:  # as it was read
-        yield
-        return
-    config.quantization_config = bitsandbytes_config(model)
+    if is_quantised(model) and not _as_it_was_read(model):
+        config.quantization_config = bitsandbytes_config(model)
+    elif not is_quantised(model) and was_quantised(model):
+        del config.quantization_config
     try:
         yield
     finally:
-        del config.quantization_config
+        vars(config).pop("quantization_config", None)
         if before is not None:
             config.quantization_config = before
 
@@ -137,6 +142,30 @@ def _config_says(model: Any) -> Iterator[None]:
 def is_adapted(model: Any) -> bool:
     """Whether it has adapters, by the flag that transformers has for them."""
     return getattr(model, "_hf_peft_config_loaded", False)
+
+
+def was_quantised(model: Any) -> bool:
+    """Whether its config says so in our words; all layers may be dense again, merged by PEFT."""
+    config = getattr(getattr(model, "config", None), "quantization_config", None)
+    return getattr(config, "quant_method", None) == "featherweight"
+
+
+def _as_it_was_read(model: Any) -> bool:
+    """Whether the layers are those of a bitsandbytes checkpoint, whose config then holds."""
+    if getattr(vars(model.config).get("quantization_config"), "stored", None) is None:
+        return False
+    layers = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, QuantisedLinear)}
+    return bool(layers == model.hf_quantizer.empty)
+
+
+def not_saved(model: Any) -> list[str]:
+    """Notes on options of its layers that no checkpoint has a place for."""
+    options = {"exact": "exact", "per_batch": "compat=bitsandbytes"}  # of layers, and of recipes
+    return [
+        f"'{option}' is how the layers are computed here, and no part of the checkpoint"
+        for attribute, option in options.items()
+        if any(getattr(layer, attribute, False) for layer in model.modules())
+    ]
 
 
 def is_light(model: Any) -> bool:
@@ -161,6 +190,14 @@ def bitsandbytes_config(model: Any) -> dict[str, Any]:
         raise UnsupportedError(
             f"'{embedding}' is an int8 embedding, which bitsandbytes cannot read",
             hint="leave 'head=int8' out to save the model",
+        )
+    halved = (HalfLinear, HalfEmbedding)
+    half = next((n for n, m in model.named_modules() if isinstance(m, halved)), None)
+    if half:
+        raise UnsupportedError(
+            f"'{half}' has a half weight and computes in float32, which the config of a"
+            " bitsandbytes checkpoint cannot say",
+            hint="write 'rest=bf16' instead of 'bf16:compute=fp32' to save the model",
         )
     layers = {n: m for n, m in model.named_modules() if isinstance(m, QuantisedLinear)}
     kinds = {getattr(layer, "quant_type", "int8") for layer in layers.values()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +61,22 @@ def files_of(names: Iterable[str], there: Mapping[str, Entry]) -> str:
     return ", ".join(dict.fromkeys(f"'{there[name].file}'" for name in names if name in there))
 
 
-def described(model: Any, files: Iterable[str], threshold: float) -> dict[str, QuantisedLinear]:
+def described(model: Any, files: Iterable[str], threshold: Any) -> dict[str, QuantisedLinear]:
     """The quantised layers of bitsandbytes files, by their names in the model, without weights.
 
     Every tensor of them is looked at: its dtype and shape, and the JSON of quant states. Raises
-    ModelError that names tensor and file. `threshold` is that of int8 layers.
+    ModelError that names tensor and file. `threshold` is config.json's, for int8 layers.
     """
+    if type(threshold) not in (int, float) or not (isfinite(threshold) and threshold >= 0):
+        raise ModelError(
+            f"llm_int8_threshold in config.json is {threshold!r}",
+            hint="write a number from 0 (no outliers) upwards; bitsandbytes' own is 6.0",
+        )
     there = entries(files)
     marked = [match[1] for match in map(_MARK.fullmatch, there) if match]
     if not marked:
         raise ModelError(
-            "config.json says that the weights are quantised by bitsandbytes; none of them is",
+            "config.json says that the weights are quantised; none of them is",
             hint="take 'quantization_config' out of config.json, or write the checkpoint again",
         )
     _refuse_codes_alone(there, set(marked))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 import subprocess
 import sys
@@ -20,9 +21,10 @@ from transformers import (
     MixtralConfig,
     MixtralForCausalLM,
 )
+from transformers.pytorch_utils import Conv1D
 
 import featherweight as fw
-from featherweight.errors import FeatherweightError, RecipeError, UnsupportedError
+from featherweight.errors import FeatherweightError, ModelError, RecipeError, UnsupportedError
 from featherweight.nn import FourBitLinear, Int8Embedding, Int8Linear
 from featherweight.tensors import held
 
@@ -107,6 +109,17 @@ def test_a_recipe_that_quantises_nothing(recipe: str):
         fw.QuantConfig(recipe)
 
 
+def test_no_recipe(tiny_llama: Path, tmp_path: Path):
+    with pytest.raises(RecipeError, match=r"a QuantConfig needs a recipe; write QuantConfig"):
+        fw.QuantConfig()
+    ours = {"quant_method": "featherweight"}
+    with pytest.raises(RecipeError, match="take 'quantization_config' out of it"):
+        AutoModelForCausalLM.from_pretrained(edited(tiny_llama, tmp_path, quantization_config=ours))
+    edited(tiny_llama, tmp_path, quantization_config=ours | {"recipe": "nf4"})
+    with pytest.raises(ModelError, match=r"config.json says that .* none of them is; take 'quant"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path, read: Any) -> Path:
     """The tiny Llama in several files."""
@@ -168,6 +181,86 @@ def test_a_head_that_is_not_in_the_checkpoint(tiny_llama: Path):
     assert model(torch.arange(2, 12)[None]).logits.isfinite().all()
 
 
+def edited(source: Path, folder: Path, edit: Any = None, **config: Any) -> Path:
+    """A copy of a checkpoint with other tensors, or another config."""
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    tensors = {name: t.clone() for name, t in load_file(folder / "model.safetensors").items()}
+    if edit:
+        edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return folder
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    "places", [None, {"embeddings": "cpu", "encoder": "disk", "pooler": "cpu"}]
+)
+def test_a_layer_that_is_not_in_the_checkpoint(
+    bias: bool, places: Any, tiny_bert: Path, tmp_path: Path, answer: Any
+):
+    there = torch.arange(64.0)
+
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["pooler.dense.weight"], tensors["pooler.dense.bias"]
+        if bias:
+            tensors["pooler.dense.bias"] = there
+
+    edited(tiny_bert, tmp_path / "in", drop)
+    placing = {"device_map": places, "offload_folder": tmp_path / "off"} if places else {}
+    loaded = fw.load(tmp_path / "in", "nf4", **placing)
+    layer = loaded.model.pooler.dense
+    assert type(layer) is nn.Linear
+    assert 0.15 < layer.weight.std() < 0.25  # as the model's initializer_range has it
+    assert torch.equal(layer.bias, there if bias else torch.zeros(64))
+    assert layer.weight.requires_grad
+    assert layer.bias.requires_grad
+    assert not layer.training
+    lines = [c for c in loaded.applied.receipt.changes if c.module == "pooler.dense"]
+    assert [(c.action, c.what, c.why) for c in lines] == [
+        ("skipped", "Linear", "not in the checkpoint: set at random")
+    ]
+    assert answer(loaded.model).isfinite().all()
+    loaded.model.save_pretrained(tmp_path / "out")
+    again = fw.load(tmp_path / "out").model
+    assert torch.equal(again.pooler.dense.weight, layer.weight)
+    assert torch.equal(answer(again), answer(loaded.model))
+
+
+def test_a_checkpoint_with_nothing_to_quantise(tiny_llama: Path, tmp_path: Path):
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "proj" in name]:
+            del tensors[name]
+
+    with pytest.raises(ModelError, match="none of the weights to quantise, such as 'model"):
+        fw.load(edited(tiny_llama, tmp_path, drop), "nf4")
+
+
+@pytest.mark.parametrize("recipe", ["nf4", "int8"])
+def test_a_weight_of_another_shape(recipe: str, tiny_gpt2: Path, tmp_path: Path, answer: Any):
+    edited(tiny_gpt2, tmp_path, n_inner=96)
+    config = fw.QuantConfig(recipe)
+    with pytest.raises(ModelError, match=r"another shape: transformer\.h\.0\.mlp\.c_fc\.bias"):
+        fw.load(tmp_path, recipe)
+    with pytest.raises(RuntimeError, match="`ignore_mismatched_sizes`"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path, quantization_config=config, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    name = "transformer.h.1.mlp.c_proj.weight"
+    assert (name, (256, 64), (96, 64)) in {
+        (n, tuple(found), tuple(wanted)) for n, found, wanted in info["mismatched_keys"]
+    }
+    block = model.transformer.h[1]
+    assert type(block.mlp.c_proj) is Conv1D
+    assert 0.09 < block.mlp.c_proj.weight.std() < 0.11  # as GPT-2 has it: 0.2 / √(2 · 2 layers)
+    original = load_file(tmp_path / "model.safetensors")["transformer.h.1.mlp.c_proj.bias"]
+    assert torch.equal(block.mlp.c_proj.bias, original)
+    assert not isinstance(block.attn.c_proj, Conv1D)
+    assert answer(model).isfinite().all()
+
+
 def test_a_weight_that_no_code_stands_for(tiny_llama: Path, tmp_path: Path):
     shutil.copytree(tiny_llama, tmp_path, dirs_exist_ok=True)
     tensors = {name: t.clone() for name, t in load_file(tmp_path / "model.safetensors").items()}
@@ -217,6 +310,15 @@ def test_dequantize_gives_a_plain_model(tiny_llama: Path, answer: Any, tmp_path:
     assert not dense.is_quantized
     dense.save_pretrained(tmp_path)
     assert torch.equal(answer(fw.load(tmp_path).model), answer(dense))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16, None])
+def test_dequantize_takes_a_dtype_by_name(dtype: Any, tiny_llama: Path, tmp_path: Path):
+    model = fw.load(tiny_llama, "bf16+nf4").model
+    model.save_pretrained(tmp_path)  # leaves a name in the config
+    assert model.config.dtype == "bfloat16"
+    model.dequantize(dtype=dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
 def test_tied_codes_become_a_tied_weight(tiny_llama: Path):
@@ -281,6 +383,32 @@ def test_layers_on_the_disk(source: Any, tiny_llama: Path, tmp_path: Path, answe
     assert on_disk(model) == away
     codes = sum(p.nbytes for n, p in whole.named_parameters() if n in away)
     assert held(whole).total - held(model).total == codes  # the memory that is not taken
+
+
+def test_an_offloaded_model_is_not_dequantized(source: Any, tmp_path: Path, answer: Any):
+    folder, recipe = source
+    model = fw.load(folder, recipe, device_map=PLACES, offload_folder=tmp_path / "off").model
+    before, expected = str(model), answer(model)
+    with pytest.raises(UnsupportedError, match=r"'model\.layers\.1\.self_attn\.q_proj' is on the"):
+        model.dequantize()
+    assert str(model) == before
+    assert model.is_quantized
+    assert torch.equal(answer(model), expected)
+
+
+@pytest.mark.parametrize("recipe", ["nf4+lora", "lora", "bnb-nf4", "bnb-int8", "nf4:head=int8"])
+def test_what_needs_weights_in_memory_is_refused(recipe: str, tmp_path: Path, tiny_llama: Path):
+    places = dict(PLACES)
+    if "head" in recipe:
+        places |= {"model.embed_tokens": "disk", "lm_head": "disk"}
+    with pytest.raises(UnsupportedError, match="is on the meta device: its weight is not in mem"):
+        fw.load(tiny_llama, recipe, device_map=places, offload_folder=tmp_path / "off")
+
+
+def test_adapters_beside_layers_in_memory(tmp_path: Path, tiny_llama: Path, answer: Any):
+    recipe = "nf4:double+lora:target=model.layers.0.mlp.up_proj"
+    model = fw.load(tiny_llama, recipe, device_map=PLACES, offload_folder=tmp_path / "off").model
+    assert torch.equal(answer(model), answer(fw.load(tiny_llama, "nf4:double").model))
 
 
 def test_an_offloaded_model_is_saved_whole(source: Any, tmp_path: Path, tiny_llama: Path):

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from featherweight import native
+from featherweight.errors import UnsupportedError
 from featherweight.native import library
 
 OPS = torch.ops.featherweight
@@ -83,6 +84,16 @@ def test_fake_and_meta_tensors_have_the_shape_alone(name: str, calls: Any) -> No
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [name for name in NAMES if "quantize_int8" not in name])
+def test_a_weight_that_is_not_in_memory_is_refused(name: str, calls: Any) -> None:
+    for args in calls[name]:
+        second = next(n for n, arg in enumerate(args) if n and isinstance(arg, torch.Tensor))
+        for away in (0, second):
+            mixed = [a.to("meta") if n == away else a for n, a in enumerate(args)]
+            with pytest.raises(UnsupportedError, match=f"{name} got tensors on cpu and meta"):
+                getattr(OPS, name)(*mixed)
+
+
 def test_export_and_compile_give_what_eager_gives(calls: Any) -> None:
     _, codes, absmax, bias, *_ = calls["linear_int8"][0]
     *four_bit, _, _, _ = calls["linear_4bit"][0][1:]

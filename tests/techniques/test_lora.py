@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import featherweight as fw
@@ -99,6 +100,23 @@ def test_saving_writes_the_adapter_alone(
         other = peft.PeftModel.from_pretrained(again, tmp_path / "twin")
         assert not torch.equal(answer(other), expected)
         other.unload()
+
+
+def test_saving_takes_a_state_dict_and_names_what_it_does_not_use(
+    tiny_llama: Path, tmp_path: Path, read: Any
+):
+    model = read(tiny_llama)
+    with fw.apply(model, "nf4+lora:r=4"):
+        state = model.state_dict()
+        given = {n: torch.ones_like(t) if "lora_B" in n else t for n, t in state.items()}
+        model.save_pretrained(tmp_path / "a", state_dict=given)
+        with pytest.warns(UserWarning, match="not used for an adapter: max_shard_size, variant"):
+            model.save_pretrained(tmp_path / "b", max_shard_size="1GB", variant="x")
+        model.save_pretrained(tmp_path / "c", save_peft_format=False)
+    ones, zeros, bare = (load_file(tmp_path / n / "adapter_model.safetensors") for n in "abc")
+    assert set(ones) == set(zeros) == {f"base_model.model.{name}" for name in bare}
+    for name, tensor in ones.items():
+        assert torch.equal(tensor, torch.ones_like(tensor) if "lora_B" in name else zeros[name])
 
 
 def test_two_active_adapters_are_not_saved_as_one(tiny_llama: Path, tmp_path: Path, read: Any):

@@ -156,13 +156,27 @@ def _say_that_it_grows(frozen: Any, dense: nn.Linear) -> None:
     )
 
 
-def save_adapter(model: Any, save_directory: str | os.PathLike[str]) -> None:
+def save_adapter(
+    model: Any,
+    save_directory: str | os.PathLike[str],
+    state_dict: dict[str, torch.Tensor] | None = None,
+    save_peft_format: bool = True,
+    **options: Any,
+) -> None:
     """Write the active adapter of a transformers model, and nothing of the base.
 
     The folder is what `PeftModel.save_pretrained` writes. transformers' own method does the same,
-    but asks for a version of PEFT that may not be out yet. Raises UnsupportedError unless exactly
-    one adapter is active.
+    but asks for a version of PEFT that may not be out yet.
+
+    Args:
+        state_dict: what to write instead of the model's own tensors, by their names in it.
+        save_peft_format: with PEFT's prefix of names; transformers reads them without it too.
+        options: those of `save_pretrained` that an adapter has no use for; a warning names them.
+
+    Raises UnsupportedError unless exactly one adapter is active.
     """
+    if options:
+        warnings.warn(f"not used for an adapter: {', '.join(options)}", stacklevel=4)
     names = next(m.active_adapters for m in model.modules() if isinstance(m, BaseTunerLayer))
     if len(names) != 1:
         raise UnsupportedError(
@@ -171,8 +185,11 @@ def save_adapter(model: Any, save_directory: str | os.PathLike[str]) -> None:
         )
     folder = Path(save_directory)
     folder.mkdir(parents=True, exist_ok=True)
-    state = get_peft_model_state_dict(model, adapter_name=names[0], save_embedding_layers=False)
-    tensors = {f"base_model.model.{n}": t.contiguous() for n, t in state.items()}
+    state = get_peft_model_state_dict(
+        model, state_dict, adapter_name=names[0], save_embedding_layers=False
+    )
+    prefix = "base_model.model." if save_peft_format else ""
+    tensors = {f"{prefix}{n}": t.contiguous() for n, t in state.items()}
     write_atomic(folder / "adapter_model.safetensors", save(tensors, {"format": "pt"}))
     model.peft_config[names[0]].save_pretrained(folder)
 

@@ -35,7 +35,9 @@ from featherweight.saving import watch_saving
 from featherweight.stored import described
 from featherweight.techniques.base import Technique
 from featherweight.techniques.cast import Cast, short
+from featherweight.techniques.linears import refuse_meta
 from featherweight.techniques.quantiser import Quantiser
+from featherweight.techniques.replace import places
 from featherweight.tensors import held
 
 METHOD = "featherweight"
@@ -45,7 +47,8 @@ METHOD = "featherweight"
 class QuantConfig(QuantizationConfigMixin):
     """A recipe with one of `int8`, `nf4`, `fp4`, for `from_pretrained(quantization_config=…)`.
 
-    Raises RecipeError for another recipe. In a `config.json` it becomes bitsandbytes' own config.
+    Raises RecipeError for another recipe, or none. In a `config.json` it becomes bitsandbytes' own
+    config.
     """
 
     def __init__(
@@ -56,6 +59,12 @@ class QuantConfig(QuantizationConfigMixin):
         **_: Any,  # transformers passes what a config.json says
     ) -> None:
         self.quant_method: Any = METHOD
+        if recipe is None and stored is None:
+            raise RecipeError(
+                "a QuantConfig needs a recipe",
+                hint="write QuantConfig('nf4'); if it is a config.json that names"
+                f" '{METHOD}', take 'quantization_config' out of it",
+            )
         self.stored = stored  # a bitsandbytes config, as the model's config.json has it or will
         self.recipe = Recipe.parse(recipe) if recipe is not None else None
         if self.recipe and not any(isinstance(t, Quantiser) for t in self.recipe):
@@ -93,7 +102,8 @@ class Quantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self.receipt = Receipt(str(quantization_config.recipe))
         self.empty: set[str] = set()  # names of the weights that are loaded into quantised layers
-        self.transposed: set[str] = set()  # and those of them that a file has as [K, N]
+        self.plain: dict[str, Any] = {}  # what these layers were, until they are filled
+        self._there: set[str] = set()  # those of the names that the checkpoint has
         self._files = ""  # what is read, quoted
         self._mappings: Mappings | None = None
         self.error: FeatherweightError | None = None  # transformers would bury it in a log
@@ -134,18 +144,22 @@ class Quantizer(HfQuantizer):
             for name, layer in described(model, checkpoint_files or (), threshold).items():
                 ledger.replace_module(name, layer)
         else:
-            self.transposed = {
-                f"{n}.weight" for n, m in model.named_modules() if isinstance(m, Conv1D)
-            }
+            plain = {f"{name}.weight": module for name, module in model.named_modules()}
             _quantiser(self.recipe).skeleton(model, ledger)
         self.empty = {
             f"{name}.weight"
             for name, module in model.named_modules()
             if isinstance(module, QuantisedLinear)
         }
+        if not self.pre_quantized:
+            self.plain = {name: plain[name] for name in self.empty}
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
-        """Whether it is the weight of a quantised layer."""
+        """Whether it is the weight of a quantised layer.
+
+        transformers asks this of every tensor in the checkpoint before it reads the first.
+        """
+        self._there.add(param_name)
         return param_name in self.empty
 
     def get_quantize_ops(self) -> ConversionOps:
@@ -175,6 +189,22 @@ class Quantizer(HfQuantizer):
                 f"'{layer}' cannot be quantised: {error.message}", hint=f"add skip={layer}"
             )
 
+    def leave(self, name: str, model: Any, why: str) -> None:
+        """Put the plain layer back in the place of an empty one: transformers sees to it."""
+        plain, prefix = self.plain.pop(name), name.removesuffix(".weight")
+        self.empty.discard(name)
+        layer = model.get_submodule(prefix)
+        plain.bias = layer.bias  # which may have been there
+        for place in places(model, lambda module: module is layer)[0]:
+            model.set_submodule(place, plain)
+        self.receipt.changes = [c for c in self.receipt.changes if c.module != prefix]
+        self.receipt.record(prefix, "skipped", type(plain).__name__, why=why)
+
+    def leave_missing(self, model: Any) -> None:
+        """Leave what has no weight in the checkpoint, such as a new head; known at the first."""
+        for name in [name for name in self.plain if name not in self._there]:
+            self.leave(name, model, "not in the checkpoint: set at random")
+
     def give_back(self, weight: torch.Tensor) -> None:
         """Free the pages of a weight that is a view of its file, now that it has been read."""
         self._mappings = self._mappings or Mappings()  # all files are mapped by now
@@ -187,11 +217,15 @@ class Quantizer(HfQuantizer):
         model._weight_conversions = [c for c in kept if not _ours(c)]  # not to be undone at saving
         if self.error:
             raise self.error
-        ledger = Ledger(model, self.receipt, reversible=False, spill=None)
         if self.pre_quantized:
-            watch_saving()
             model.is_loaded_in_8bit = True  # see `techniques.saving`
             return model
+        if self.plain:
+            raise ModelError(
+                f"the checkpoint has none of the weights to quantise, such as '{min(self.plain)}'",
+                hint="see that config.json and the weights belong together",
+            )
+        ledger = Ledger(model, self.receipt, reversible=False, spill=None)
         for technique in self.recipe:
             if isinstance(technique, Quantiser):
                 technique.after_loading(model, ledger)
@@ -218,10 +252,17 @@ class Quantizer(HfQuantizer):
         """Through adapters."""
         return True
 
-    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
-        """`model.dequantize()`: dense layers of what the codes stand for."""
+    def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
+        """`model.dequantize()`: dense layers of what the codes stand for.
+
+        Raises UnsupportedError, and changes nothing, if a layer is offloaded.
+        """
+        if isinstance(dtype, str):  # as the config of a model that was saved has it
+            dtype = getattr(torch, dtype)
         kinds = QuantisedLinear | Int8Embedding
         names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+        for name in names:
+            refuse_meta(name, model.get_submodule(name).weight)
         weights: dict[nn.Parameter, nn.Parameter] = {}  # of codes; tied layers share them
         for name in names:
             layer = model.get_submodule(name)
@@ -251,6 +292,7 @@ class _Op(ConversionOps):
             self.hf_quantizer.blame(prefix, error)
             (missing or set()).discard(name)
             return {}
+        self.hf_quantizer.plain.pop(name, None)
         found = {name: layer.weight}
         found |= {f"{prefix}.{key}": buffer for key, buffer in layer.named_buffers()}
         # The caller puts it in its place, which may be a file.
@@ -266,11 +308,16 @@ class _Quantise(_Op):
         target_patterns: list[str],
         **kwargs: Any,
     ) -> dict[str, Any]:
-        name = kwargs["full_layer_name"]
+        name, model = kwargs["full_layer_name"], kwargs["model"]
+        self.hf_quantizer.leave_missing(model)
         weight = _one(next(iter(input_dict.values())))
-        upright = weight.T if name in self.hf_quantizer.transposed else weight  # [N, K]
+        plain = self.hf_quantizer.plain[name]
+        if weight.shape != plain.weight.shape:  # transformers has its ways with those
+            self.hf_quantizer.leave(name, model, "of another shape in the checkpoint")
+            return {name: weight}
+        upright = weight.T if isinstance(plain, Conv1D) else weight  # [N, K]
         found = self.fill(
-            name, kwargs["model"], kwargs.get("missing_keys"), lambda layer: layer.quantise(upright)
+            name, model, kwargs.get("missing_keys"), lambda layer: layer.quantise(upright)
         )
         self.hf_quantizer.give_back(weight)
         return found
@@ -313,3 +360,6 @@ def _quantiser(recipe: Recipe) -> Quantiser:
 
 def _ours(conversion: Any) -> bool:
     return any(isinstance(op, _Op | _AsItIs) for op in getattr(conversion, "operations", ()))
+
+
+watch_saving()  # also where it is a pickled model that brings this module in

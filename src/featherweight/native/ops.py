@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from featherweight.errors import UnsupportedError
 from featherweight.native import linear as native
 from featherweight.native.library import available
 from featherweight.quant import blockdot, blockwise
@@ -38,9 +39,18 @@ def _define(schema: str, reference: Callable, kernel: Callable, shape: Callable)
     def on_cpu(*args: Any) -> Any:
         return kernel(*args) if available() else reference(*args)
 
+    def on_meta(*args: Any) -> Any:
+        devices = {str(arg.device) for arg in args if isinstance(arg, Tensor)}
+        if len(devices) > 1:  # an offloaded weight: there would be memory that nobody writes
+            raise UnsupportedError(
+                f"{name} got tensors on {' and '.join(sorted(devices))}",
+                hint="a tensor on the meta device has no data: load the model without offloading",
+            )
+        return shape(*args)
+
     _library.impl(name, on_cpu, "CPU")
     _library.impl(name, reference, "CompositeExplicitAutograd")
-    _library.impl(name, shape, "Meta")
+    _library.impl(name, on_meta, "Meta")
 
 
 # int8 weights

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import nn
 
 from featherweight.errors import MissingExtraError
 from featherweight.integrations.bitsandbytes import enabled
 from featherweight.techniques.kernel import kernel
-from featherweight.techniques.linears import Linears, always_left
+from featherweight.techniques.linears import Linears, always_left, refuse_meta
 
 if TYPE_CHECKING:
     from featherweight.ledger import Ledger
@@ -43,6 +44,10 @@ class Bnb(Linears):
         except ImportError:
             raise MissingExtraError("bitsandbytes", "bitsandbytes", "this technique") from None
         super().check(model)
+
+    def refuse(self, name: str, weight: torch.Tensor) -> None:
+        """Weights that are not there."""
+        refuse_meta(name, weight)
 
     def apply(self, model: nn.Module, ledger: Ledger) -> None:
         """Convert layer by layer, and tell transformers."""

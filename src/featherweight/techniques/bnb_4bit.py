@@ -47,13 +47,14 @@ class Bnb4bit(Bnb):
         )
 
     def refuse(self, name: str, weight: torch.Tensor) -> None:
-        """bitsandbytes' packed CPU kernel asserts on shapes that it cannot tile.
+        """Weights that are not there, and shapes that bitsandbytes cannot do.
 
-        Its AVX-512 dequantiser, used where that kernel is not, misplaces absmax in rows that the
-        blocksize does not divide.
+        Its packed CPU kernel asserts on those that it cannot tile. Its AVX-512 dequantiser, used
+        where that kernel is not, misplaces absmax in rows that the blocksize does not divide.
         """
         from bitsandbytes.functional import has_avx512bf16
 
+        super().refuse(name, weight)
         if weight.device.type != "cpu" or enabled():
             return
         out_features, in_features = weight.shape

@@ -15,7 +15,7 @@ from featherweight.errors import MissingExtraError, RecipeError, UnsupportedErro
 from featherweight.nn.frozen import FrozenLinear
 from featherweight.techniques.base import Technique, option
 from featherweight.techniques.cast import DTYPES
-from featherweight.techniques.linears import is_linear
+from featherweight.techniques.linears import is_linear, refuse_meta
 from featherweight.techniques.saving import save_as_it_is
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Lora(Technique):
             raise RecipeError(f"'lora:dropout' is {self.dropout}", hint="give 0 or a share below 1")
 
     def check(self, model: Any) -> None:
-        """PEFT is there, the model has no adapter yet, and every target is a linear layer."""
+        """PEFT is there, no adapter is yet, and every target is a linear layer in memory."""
         try:
             import peft  # noqa: F401
         except ImportError:
@@ -79,6 +79,9 @@ class Lora(Technique):
             raise UnsupportedError(
                 f"{type(model).__name__} has no linear layer", hint="leave 'lora' out"
             )
+        for name, module in model.named_modules():
+            if _adaptable(module) and any(_is_called(name, t) for t in self.target or [name]):
+                refuse_meta(name, module.weight)
 
     def apply(self, model: Any, ledger: Ledger) -> None:
         """Let PEFT put the adapters in; only they are trained."""

@@ -85,6 +85,8 @@ class Quantiser(Linears):
                 " which is no plain linear layer or embedding",
                 hint="leave 'head=int8' out",
             )
+        for names in group.places:
+            refuse_meta(names[0], weight_of(model.get_submodule(names[0])))
         asked = skipped(model, self.skip)
         contrary = next((n for names in group.places for n in names if n in asked), None)
         if contrary:
