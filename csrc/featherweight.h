@@ -91,3 +91,61 @@ FW_API int fw_quantize_4bit(const void* weights, int type, int64_t n, int64_t bl
 FW_API int fw_quantize_rows(const void* x, int type, int64_t rows, int64_t columns,
                             float threshold, int8_t* codes, float* absmax,
                             uint8_t* outlier_columns, int threads);
+
+// Decoders: all layers of a chunk of tokens in one call, in float32.
+
+enum { FW_SILU = 0, FW_GELU_TANH = 1, FW_GELU = 2, FW_RELU = 3 };
+
+typedef struct fw_norm {
+  const float* weight;  // [n], or null: this norm does nothing
+  const float* bias;    // [n], or null
+  float eps;
+  int32_t center;  // 1: LayerNorm, which subtracts the mean; 0: RMSNorm
+} fw_norm;
+
+typedef struct fw_projection {
+  fw_matrix weight;   // weight.data null: there is none
+  const float* bias;  // [rows], or null
+  float threshold;    // as for fw_linear
+  int32_t flags;
+} fw_projection;
+
+typedef struct fw_layer {
+  fw_norm attention_norm, mlp_norm;          // of the residual stream, before each
+  fw_norm after_attention, after_mlp;        // of what is added to it
+  fw_norm q_norm, k_norm;                    // of each head
+  fw_projection q, k, v, o, gate, up, down;  // without gate the MLP is plain
+  float* keys;                               // [batch, kv_heads, capacity, head_dim]
+  float* values;
+  int64_t capacity;
+  int64_t window;  // keys that a query sees at most, itself included; 0: all
+  float scaling;   // of scores
+} fw_layer;
+
+// How q, k and v come: from three matrices, or all from fw_layer.q, one after the other or head
+// by head (q, k, v of the first head, then of the second …).
+enum { FW_SEPARATE = 0, FW_STACKED = 1, FW_BY_HEAD = 2 };
+
+typedef struct fw_decoder {
+  int64_t hidden, heads, kv_heads, head_dim, rotary_dim, intermediate;
+  int32_t activation;
+  int32_t parallel;      // 1: attention and MLP read the same residual stream
+  int32_t qkv;           // FW_SEPARATE …
+  int32_t gate_with_up;  // 1: fw_layer.up gives the gate, then up
+} fw_decoder;
+
+// x is [batch, tokens, hidden]. The cache holds `past` keys before the call, past + tokens after.
+typedef struct fw_chunk {
+  int64_t batch, tokens, past;
+  const float* cos;     // [batch, tokens, rotary_dim / 2], or null: nothing is rotated
+  const float* sin;
+  const uint8_t* seen;  // [batch, past + tokens]: keys that may be seen, or null: all
+  const fw_norm* last;  // of the residual stream after the layers of this call, or null
+} fw_chunk;
+
+// Bytes of fw_decoder, fw_layer and fw_chunk together: what a caller's own definitions must have.
+FW_API int64_t fw_decoder_bytes(void);
+
+// Passes x through layers[count], in place, and writes keys and values into their caches.
+FW_API int fw_decoder_layers(const fw_decoder* decoder, const fw_layer* layers, int64_t count,
+                             const fw_chunk* chunk, float* x, int threads);

@@ -61,6 +61,28 @@
           const float* strip_scales, int64_t words_per_block, int64_t blocks, float* tile,        \
           int64_t stride))                                                                        \
                                                                                                   \
+  /* Between products: rows of a decoder. */                                                      \
+  KERNEL(void, normalise,                                                                         \
+         (const float* x, int64_t n, const float* weight, const float* bias, float eps,           \
+          int center, float* out))                                                                \
+  KERNEL(void, activate, /* out = f(gate) · up; up may be null */                                 \
+         (const float* gate, const float* up, int64_t n, int activation, float* out))             \
+  KERNEL(void, rotate, /* pairs (i, half + i) of x by angles */                                   \
+         (float* x, int64_t half, const float* cos, const float* sin))                            \
+  KERNEL(void, add, (float* x, const float* y, int64_t n))                                        \
+                                                                                                  \
+  /* Softmax of scaling · x[begin … end) where seen (null: everywhere); 0 elsewhere up to n. */   \
+  KERNEL(void, softmax,                                                                           \
+         (float* x, const uint8_t* seen, int64_t begin, int64_t end, int64_t n, float scaling))   \
+  /* Unnormalised attention of at most kFewQueries rows over n keys: out[rows, dim] divided by    \
+     total[rows] is the result, e^most[rows] the scale that was taken out. */                     \
+  KERNEL(void, attend,                                                                            \
+         (const float* const* queries, int rows, const float* keys, const float* values,          \
+          const uint8_t* seen, int64_t n, int64_t dim, float scaling, float* most, float* total,  \
+          float* out))                                                                            \
+  KERNEL(void, pack_keys, /* keys[count, dim] → out[dim, panel] */                                \
+         (const float* keys, int64_t dim, int64_t count, int64_t panel, float* out))              \
+                                                                                                  \
   /* Probes. Sinks keep the work alive; results are the operations done. */                       \
   KERNEL(uint64_t, sum_words, (const uint8_t* data, int64_t nbytes))                              \
   KERNEL(int64_t, multiply_add_f32, (int64_t rounds, float* sink))                                \
@@ -68,6 +90,7 @@
 
 namespace fw {
 
+constexpr int kFewQueries = 8;    // rows that `attend` takes at once
 constexpr int64_t kPadding = 128;  // activation codes in two of the widest vectors
 
 struct GemmShape {

@@ -83,4 +83,15 @@ bool alike(const Call& a, const Call& b);
 int few_rows(const Call* calls, int count);  // at most kFewRows, alike: weights as they are stored
 int many_rows(const Call& call);             // weights laid out in panels, tile by tile
 
+// Where the heads of a row of queries (or keys, or values) are.
+struct Heads {
+  float* data;
+  int64_t row, head;  // from one to the next, in numbers
+  float* at(int64_t m, int64_t h) const { return data + m * row + h * head; }
+};
+
+// Softmax(scaling · q kᵀ) v of a chunk that is in the cache already; out [m, heads, head_dim].
+int attention(const Kernels& kernels, const fw_decoder& decoder, const fw_layer& layer,
+              const fw_chunk& chunk, const Heads& q, float* out, int threads);
+
 }  // namespace fw

@@ -19,7 +19,7 @@ struct ScratchPieces {
       bytes = 0;
     }
   };
-  Piece of[2][kMost];
+  Piece of[3][kMost];
 
   ~ScratchPieces() {
     for (auto& pieces : of) {
@@ -28,11 +28,11 @@ struct ScratchPieces {
   }
 };
 
-// Pieces in the order in which they are taken. `user` keeps two levels of one thread apart: the
-// call itself, and its share of a parallel loop inside it.
+// Pieces in the order in which they are taken. `user` keeps three levels of one thread apart: what
+// makes several calls, the call itself, and its share of a parallel loop inside it.
 class Scratch {
  public:
-  enum User { kCall, kLoop };
+  enum User { kCall, kLoop, kForward };
 
   explicit Scratch(User user) : pieces_(all_.of[user]) {}
   ~Scratch() {

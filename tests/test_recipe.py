@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from featherweight import techniques
 from featherweight.errors import FeatherweightError, RecipeError
-from featherweight.recipe import RESERVED, Recipe, name_of, registry
+from featherweight.recipe import Recipe, name_of, registry
 
 # What may stand in a list: no separator of the grammar, no space around it.
 word = st.text(
@@ -136,10 +136,13 @@ def test_every_technique_file_is_found_by_its_name():
     for name, kind in registry().items():
         assert name_of(kind()) == name
         assert str(Recipe.parse(name)) == name
-        assert kind.slot in ("dtype", "attention", "weights", "adapter")
+        assert kind.slot in ("dtype", "attention", "weights", "adapter", "forward")
 
 
-EVERY = "bf16, bnb-fp4, bnb-int8, bnb-nf4, eager, flash, fp16, fp32, fp4, int8, lora, nf4, sdpa"
+EVERY = (
+    "bf16, bnb-fp4, bnb-int8, bnb-nf4, eager, fastpath, flash, fp16, fp32, fp4, int8, lora, nf4,"
+    " sdpa"
+)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +151,13 @@ EVERY = "bf16, bnb-fp4, bnb-int8, bnb-nf4, eager, flash, fp16, fp32, fp4, int8, 
         ("", f"the recipe is empty; techniques: {EVERY}"),
         ("  ", "the recipe is empty"),
         ("bf61", "unknown technique 'bf61'; nearest: bf16, "),
-        ("flsh", f"unknown technique 'flsh'; nearest: flash; allowed: {EVERY}"),
+        ("flsh", f"unknown technique 'flsh'; nearest: flash, fastpath; allowed: {EVERY}"),
         ("quux", f"unknown technique 'quux'; allowed: {EVERY}"),
         ("bf16++flash", "a technique is missing in 'bf16++flash'; join techniques by one '+'"),
         ("bf16+", "a technique is missing"),
         (":double", "a technique is missing"),
-        ("fastpath", "'fastpath' is reserved for a technique that this version does not have yet"),
-        ("fastpath", f"; allowed: {EVERY}"),
+        ("fastpath:x", "'fastpath' has no option 'x'; it takes none"),
+        ("fastpath+fastpath", "'fastpath' and 'fastpath' both decide the forward"),
         ("lora:r=0", "'lora:r' is 0; give a whole number from 1 upwards"),
         ("lora:r=eight", "'lora:r' takes a whole number, got 'eight'"),
         ("lora:alpha=-1", "'lora:alpha' is -1"),
@@ -204,10 +207,6 @@ def test_errors_say_what_is_wrong_and_what_is_allowed(text: str, says: str):
         Recipe.parse(text)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_reserved_names_are_not_techniques():
-    assert not set(RESERVED) & set(registry())
 
 
 @pytest.mark.parametrize("thing", [None, 4, ["bf16"], b"bf16"])

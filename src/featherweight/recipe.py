@@ -21,8 +21,6 @@ from featherweight import techniques
 from featherweight.errors import RecipeError
 from featherweight.techniques.base import Technique
 
-RESERVED = {"fastpath": None}
-
 
 @cache
 def registry() -> dict[str, type[Technique]]:
@@ -127,12 +125,6 @@ def _nearest(given: str, allowed: Iterable[str]) -> str:
 def _lookup(name: str) -> type[Technique]:
     if name in registry():
         return registry()[name]
-    if name in RESERVED:
-        instead = RESERVED[name]
-        raise RecipeError(
-            f"'{name}' is reserved for a technique that this version does not have yet",
-            hint=f"use '{instead}' today" if instead else _nearest(name, registry()),
-        )
     raise RecipeError(f"unknown technique '{name}'", hint=_nearest(name, registry()))
 
 

@@ -15,7 +15,7 @@ from featherweight.techniques.base import Technique
 def test_a_technique_is_frozen_and_says_what_it_decides(kind: Any):
     technique = kind()
     assert isinstance(technique, Technique)
-    assert technique.slot in ("dtype", "attention", "weights", "adapter")
+    assert technique.slot in ("dtype", "attention", "weights", "adapter", "forward")
     assert 0 <= technique.tolerance < 1
     assert technique.extra in (None, "bitsandbytes", "peft")
     assert kind.__doc__

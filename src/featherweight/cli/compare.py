@@ -61,7 +61,7 @@ def command(
     \b
     Recipes join techniques by +, options follow a colon:
       fp32  bf16  fp16  int8  nf4:double  fp4  eager  sdpa  flash  bnb-int8  bnb-nf4:double
-      bf16+flash  nf4:double:head=int8  int8:threshold=6:skip=score  bf16:compute=fp32
+      bf16+flash  nf4:double:head=int8+fastpath  int8:threshold=6:skip=score  bf16:compute=fp32
 
     \b
     Examples:

@@ -73,10 +73,25 @@ def command(
     first, last, count = clock.times[0], clock.times[-1], len(clock.times)
     parts = [f"prefill {prompt_tokens / (first - start):,.1f} t/s ({prompt_tokens} tokens)"]
     if count > 1:
-        parts.append(f"decode {(count - 1) / (last - first):,.1f} t/s ({count} tokens)")
+        rate = (count - 1) / (last - first)
+        parts.append(f"decode {rate:,.1f} t/s ({count} tokens){_share(loaded.model, rate)}")
     parts.append(f"weights {held(loaded.model).total / 2**20:,.0f} MiB")
     parts.append(f"recipe {recipe or 'none: ' + loaded.provenance.dtype + ' as it is'}")
     click.echo("; ".join(parts), err=True)
+
+
+def _share(model: Any, rate: float) -> str:
+    """How much of the read bandwidth decoding uses: each token reads all weights but a table's."""
+    from featherweight import machine
+    from featherweight.tensors import held_bytes
+
+    if model.device.type != "cpu":
+        return ""
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and table.weight.data_ptr() == head.weight.data_ptr()
+    read = held_bytes(model) - (0 if tied else held_bytes(table))
+    bandwidth = machine.probe().peak_bandwidth.value * 1e9
+    return f", {100 * read * rate / bandwidth:.0f} % of the read bandwidth"
 
 
 class _Clock:

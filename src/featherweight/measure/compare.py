@@ -146,7 +146,7 @@ def compare(
 def default_recipes(dtype: str) -> list[str]:
     """What to set beside a checkpoint of this dtype when the user names nothing."""
     found = ["bf16"] if dtype == "float32" else ["fp32"]
-    found += ["int8", "nf4:double"]
+    found += ["int8", "nf4:double", "nf4:double:head=int8+fastpath"]
     if find_spec("bitsandbytes"):
         found += ["bnb-int8", "bnb-nf4:double"]
     return found

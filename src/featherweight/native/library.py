@@ -34,6 +34,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "fw_probe_i8": (_SIZE, [_SIZE, _INT]),
     "fw_linear": (_INT, [*[_POINTER] * 4, _SIZE, _INT, ctypes.c_float, _INT, _INT]),
     "fw_linear_codes": (_INT, [*[_POINTER] * 5, _SIZE, _POINTER, _POINTER, _SIZE, _INT, _INT]),
+    "fw_decoder_bytes": (_SIZE, []),
+    "fw_decoder_layers": (_INT, [_POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _INT]),
     "fw_linear_backward": (_INT, [_POINTER, _POINTER, _POINTER, _SIZE, _INT, _INT]),
     "fw_decode": (None, [_POINTER, _POINTER, _INT, _INT]),
     "fw_quantize_4bit": (_INT, [_POINTER, _INT, _SIZE, _SIZE, *[_POINTER] * 4, _INT]),

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "decoder.h"
 #include "numbers.h"
 #include "weight.h"
 
@@ -155,6 +156,33 @@ void check_decode(const Weight& weight, int type, int threads) {
   }
 }
 
+// A prompt at once, in pieces and token by token comes out the same.
+void check_decoder(int threads) {
+  Decoder decoder;
+  const fw_decoder& d = decoder.sizes;
+  const int64_t batch = between(1, 3), length = between(1, one_in(4) ? 300 : 50);
+  std::vector<float> x(size_t(batch * length * d.hidden));
+  for (float& number : x) number = float(between(-100, 100)) / 64;
+  std::vector<float> angles(size_t(length * (d.rotary_dim / 2)));
+  for (float& angle : angles) angle = float(between(-314, 314)) / 100;
+  std::vector<uint8_t> seen(size_t(batch * length), 1);
+  for (int64_t i = between(0, length); i > 0; --i) seen[size_t(between(0, batch * length - 1))] = 0;
+  const auto whole = decoder.run(batch, length, length, x, angles, seen, threads);
+  for (const int64_t step : {int64_t(1), between(1, length)}) {
+    const auto parts = decoder.run(batch, length, step, x, angles, seen, threads);
+    expect(parts.size() == x.size() && whole.size() == x.size(), "fw_decoder_layers fails",
+           decoder.layers[0].q.weight, length, FW_F32, 0, 0);
+    for (size_t i = 0; i < parts.size() && i < whole.size(); ++i) {
+      // The last norm is of the last call alone: only its tokens have the same form.
+      const int64_t t = int64_t(i) / d.hidden % length;
+      if (t < (length - 1) / step * step) continue;
+      const double found = parts[i], expected = whole[i];
+      expect(fabs(found - expected) <= 1e-3 * (1 + fabs(expected)), "fw_decoder_layers",
+             decoder.layers[0].q.weight, length, FW_F32, found, expected);
+    }
+  }
+}
+
 void check_quantize_rows(int64_t rows, int64_t columns, int type, int threads) {
   fw_matrix w{};
   w.rows = rows;
@@ -244,6 +272,7 @@ void check_all() {
     check_quantize_rows(between(0, 20), between(0, 300), type, threads);
     check_quantize_4bit(one_in(2) ? between(0, 300) : between(1, 20000), type, threads);
     check_sum_words(between(0, 20000), threads);
+    check_decoder(threads);
   }
   for (const int format : formats) {
     // Past the sizes at which loops begin anew, and several threads have something to do.

@@ -1,0 +1,47 @@
+// Functions of whole vectors.
+#pragma once
+
+#include "simd.h"
+
+namespace fw::FW_ISA {
+
+// e^x to 2 units in the last place, from -87 to 88; beyond, the value at that end.
+inline F32 exponential(F32 x) {
+  x = x < splat(-87.0f) ? splat(-87.0f) : x;
+  x = x > splat(88.0f) ? splat(88.0f) : x;
+  constexpr float kRound = 12582912.0f;  // 1.5 · 2^23: adding it rounds to an integer
+  const F32 rounded = x * 1.44269504f + kRound;
+  const F32 n = rounded - kRound;
+  // x − n · ln 2 in two steps, the first exact; a polynomial of degree 6 does the rest.
+  const F32 r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  F32 p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const I32 exponent = (I32(rounded) << 23) + (127 << 23);  // the low bits of `rounded` are n
+  return p * F32(exponent);
+}
+
+inline F32 largest(F32 a, F32 b) { return a > b ? a : b; }
+
+inline float largest(F32 vector) {
+  float most = vector[0];
+  for (int lane = 1; lane < kLanes; ++lane) most = vector[lane] > most ? vector[lane] : most;
+  return most;
+}
+
+// The first `count` lanes of source, the others `fill`.
+inline F32 load_part(const float* source, int64_t count, float fill) {
+  float values[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) values[lane] = lane < count ? source[lane] : fill;
+  return load<F32>(values);
+}
+
+inline void store_part(float* target, F32 vector, int64_t count) {
+  memcpy(target, &vector, size_t(count) * sizeof(float));
+}
+
+}  // namespace fw::FW_ISA
