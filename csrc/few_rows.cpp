@@ -4,7 +4,7 @@
 namespace fw {
 namespace {
 
-constexpr int64_t kTileRows = 256;       // of the weight: their results stay in L1
+constexpr int64_t kTileRows = 1024;      // of the weight: their results stay in the cache
 constexpr int64_t kSerialBytes = 32768;  // below, waking other threads costs more than it saves
 
 int64_t weight_bytes(const fw_matrix& w) {
@@ -104,8 +104,10 @@ int few_rows(const Call* calls, int count) {
       const int64_t there = calls[i].weight.rows;
       const int64_t low = begin > start ? begin - start : 0;
       const int64_t high = end - start < there ? end - start : there;
-      for (int64_t row = low; row < high; row += kTileRows) {
-        multiply(calls[i], x, row, row + kTileRows < high ? row + kTileRows : high, tile);
+      const int64_t tiles = high > low ? (high - low + kTileRows - 1) / kTileRows : 0;
+      for (int64_t t = 0; t < tiles; ++t) {
+        multiply(calls[i], x, low + (high - low) * t / tiles, low + (high - low) * (t + 1) / tiles,
+                 tile);
       }
       start += (there + 15) / 16 * 16;
     }

@@ -64,6 +64,17 @@ inline I8 load_table(const int8_t* table) { return load<I8>(table); }
 
 #endif
 
+// The first `count` codes of source, the others 0.
+inline I8 load_codes(const void* source, int64_t count) {
+#if defined(__AVX512BW__)
+  return I8(_mm512_maskz_loadu_epi8(~__mmask64(0) >> (64 - count), source));
+#else
+  I8 codes = {};
+  memcpy(&codes, source, size_t(count));
+  return codes;
+#endif
+}
+
 // The two nibbles of each byte: first (high), second (low).
 inline I8 high_nibbles(I8 bytes) {
   typedef uint16_t Words __attribute__((vector_size(FW_VECTOR_BYTES)));

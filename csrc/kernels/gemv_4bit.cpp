@@ -7,7 +7,9 @@
 
 #include "codes.h"
 #include "kernels.h"
+#include "math.h"
 #include "scales.h"
+#include "streams.h"
 
 namespace fw::FW_ISA {
 namespace {
@@ -60,70 +62,55 @@ inline F32 lane_scales(const float* scales, int64_t index) {
 #endif
 }
 
-// R rows of weights share each load of M rows of activations.
+// R rows of weights, `apart` of one another, share each load of M of activations.
 template <int kBlock, int R, int M>
-void rows_dot(const fw_matrix& w, Table table, int64_t row, const int8_t* x, int64_t x_stride,
-              const float* scales, int64_t scale_stride, float out[R][M]) {
+void rows_dot(const fw_matrix& w, Table table, int64_t row, int64_t apart, const int8_t* x,
+              int64_t x_stride, const float* scales, int64_t scale_stride, float out[R][M]) {
   constexpr int kScales = kSegment / kBlock;
-  const int64_t padded = x_stride / 2, first = row * w.columns;
-  const uint8_t* codes = static_cast<const uint8_t*>(w.data) + first / 2;
+  const int64_t padded = x_stride / 2, stride = apart * w.columns / 2;
+  const uint8_t* codes = static_cast<const uint8_t*>(w.data) + row * w.columns / 2;
   F32 sums[R][M] = {};
   for (int64_t segment = 0; segment < w.columns; segment += kSegment) {
     const int64_t left = w.columns - segment, weights = left < kSegment ? left : kSegment;
     const int64_t blocks = weights / kBlock;
     // Of weights and activations multiplied; zeros behind, where a last step may reach.
-    alignas(64) float products[R][M][kScales + kLanes];
+    alignas(64) float products[R][M][kScales];
     for (int r = 0; r < R; ++r) {
       float buffer[kScales];
-      const int64_t from = first + r * w.columns + segment;
+      const int64_t from = (row + r * apart) * w.columns + segment;
       const float* of_weights = block_scales(w, from, kBlock, blocks, buffer);
-      for (int m = 0; m < M; ++m) {
-        const float* of_x = scales + m * scale_stride + segment / kBlock;
-        for (int64_t b = 0; b < blocks; ++b) products[r][m][b] = of_weights[b] * of_x[b];
-        store(products[r][m] + blocks, F32{});
+      for (int64_t b = 0; b < blocks; b += kLanes) {
+        const int64_t count = blocks - b < kLanes ? blocks - b : kLanes;
+        const F32 some = load_part(of_weights + b, count, 0);
+        for (int m = 0; m < M; ++m) {
+          const float* of_x = scales + m * scale_stride + segment / kBlock + b;
+          store(products[r][m] + b, some * load_part(of_x, count, 0));
+        }
       }
     }
     const uint8_t* source = codes + segment / 2;
     const int8_t* x_at = x + segment / 2;
-    const auto step_at = [&](int64_t index, const uint8_t* bytes, int64_t row_bytes) {
+    const auto step_at = [&](int64_t index, const auto& get) {
       I8 even[R], odd[R];
       for (int r = 0; r < R; ++r) {
-        const I8 both = load<I8>(bytes + r * row_bytes);
+        fetch_ahead<M>(source + r * stride + index * kBytes);
+        const I8 both = get(source + r * stride + index * kBytes);
         even[r] = lookup(table, high_nibbles(both));
         odd[r] = lookup(table, low_nibbles(both));
       }
       for (int m = 0; m < M; ++m) {
         for (int r = 0; r < R; ++r) {
-          const I32 dots = step(even[r], odd[r], x_at + m * x_stride, padded);
+          const I32 dots = step(even[r], odd[r], x_at + m * x_stride + index * kBytes, padded);
           sums[r][m] += to_float(dots) * lane_scales<kBlock>(products[r][m], index);
         }
       }
     };
-    const int64_t steps = weights / kWeights;
-    for (int64_t i = 0; i < steps; ++i, source += kBytes, x_at += kBytes) {
-      for (int r = 0; r < R; ++r) prefetch(source + (R + r) * (w.columns / 2));  // the next rows
-      step_at(i, source, w.columns / 2);
-    }
-    const int64_t rest = weights % kWeights / 2;
-    if (rest) {
-      uint8_t tail[R][kBytes] = {};
-      for (int r = 0; r < R; ++r) memcpy(tail[r], source + r * (w.columns / 2), size_t(rest));
-      step_at(steps, tail[0], kBytes);
-    }
+    const int64_t steps = weights / kWeights, rest = weights % kWeights / 2;
+    for (int64_t i = 0; i < steps; ++i) step_at(i, load<I8>);
+    if (rest) step_at(steps, [&](const uint8_t* from) { return load_codes(from, rest); });
   }
   for (int r = 0; r < R; ++r) {
     for (int m = 0; m < M; ++m) out[r][m] = sum(sums[r][m]);
-  }
-}
-
-template <int kBlock, int R, int M>
-void block(const fw_matrix& w, Table table, int64_t row, const int8_t* x,
-           int64_t x_stride, const float* scales, int64_t scale_stride, float* tile,
-           int64_t tile_stride) {
-  float sums[R][M];
-  rows_dot<kBlock, R, M>(w, table, row, x, x_stride, scales, scale_stride, sums);
-  for (int r = 0; r < R; ++r) {
-    for (int m = 0; m < M; ++m) tile[m * tile_stride + r] = sums[r][m];
   }
 }
 
@@ -131,17 +118,16 @@ template <int kBlock, int M>
 void rows_times(const fw_matrix& w, const int8_t* table, int64_t begin,
                 int64_t end, const int8_t* x, int64_t x_stride, const float* scales,
                 int64_t scale_stride, float* tile, int64_t tile_stride) {
-  constexpr int kRows = M <= 2 ? 2 : 1;
   const Table loaded = load_table(table);
-  int64_t row = begin;
-  for (; row + kRows <= end; row += kRows) {
-    block<kBlock, kRows, M>(w, loaded, row, x, x_stride, scales, scale_stride,
-                            tile + (row - begin), tile_stride);
-  }
-  for (; row < end; ++row) {
-    block<kBlock, 1, M>(w, loaded, row, x, x_stride, scales, scale_stride,
-                        tile + (row - begin), tile_stride);
-  }
+  constexpr int kRows = FW_VECTOR_BYTES == 64 ? 4 : M <= 2 ? 2 : 1;  // codes take registers too
+  in_streams<kRows>(begin, end, [&](auto count, int64_t row, int64_t apart) {
+    constexpr int R = count.value;
+    float sums[R][M];
+    rows_dot<kBlock, R, M>(w, loaded, row, apart, x, x_stride, scales, scale_stride, sums);
+    for (int m = 0; m < M; ++m) {
+      for (int r = 0; r < R; ++r) tile[m * tile_stride + row - begin + r * apart] = sums[r][m];
+    }
+  });
 }
 
 }  // namespace

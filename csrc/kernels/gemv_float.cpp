@@ -1,38 +1,34 @@
 // A few rows of float32 activations times rows of weights as float32.
 #include "elements.h"
 #include "kernels.h"
+#include "streams.h"
 
 namespace fw::FW_ISA {
 namespace {
 
-// R rows of weights and M of activations share each load, and hide the latency of one another's
-// sums. Rows of w lie w_stride elements apart. Adds to out[m · out_stride + r].
+// R rows of weights, w_stride elements apart, share each load of M of activations.
+// Adds to out[m · out_stride + r · apart].
 template <int R, int M, class E>
 void dot(E type, const typename E::Stored* w, int64_t w_stride, const float* x, int64_t x_stride,
-         int64_t n, float* out, int64_t out_stride) {
-  constexpr int64_t kLine = 64 / sizeof(*w);  // elements of a cache line
+         int64_t n, float* out, int64_t out_stride, int64_t apart) {
   F32 sums[R][M] = {};
-  const auto step = [&](int64_t k) {
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes) {
     F32 xs[M];
     for (int m = 0; m < M; ++m) xs[m] = load<F32>(x + m * x_stride + k);
     for (int r = 0; r < R; ++r) {
+      fetch_ahead<M>(w + r * w_stride + k);
       const F32 ws = type.get(w + r * w_stride + k);
       for (int m = 0; m < M; ++m) sums[r][m] += ws * xs[m];
     }
-  };
-  int64_t k = 0;
-  for (; k + kLine <= n; k += kLine) {
-    for (int r = 0; r < R; ++r) prefetch(w + (R + r) * w_stride + k);  // the next rows
-    for (int64_t i = 0; i < kLine; i += kLanes) step(k + i);
   }
-  for (; k + kLanes <= n; k += kLanes) step(k);
   for (int r = 0; r < R; ++r) {
     for (int m = 0; m < M; ++m) {
       float total = sum(sums[r][m]);
       for (int64_t tail = k; tail < n; ++tail) {
         total += type.get1(w + r * w_stride + tail) * x[m * x_stride + tail];
       }
-      out[m * out_stride + r] += total;
+      out[m * out_stride + r * apart] += total;
     }
   }
 }
@@ -40,14 +36,10 @@ void dot(E type, const typename E::Stored* w, int64_t w_stride, const float* x, 
 template <int M, class E>
 void rows_times(E type, const typename E::Stored* w, int64_t w_stride, int64_t rows, const float* x,
                 int64_t x_stride, int64_t n, float* out, int64_t out_stride) {
-  constexpr int kRows = M == 1 ? 8 : M == 2 ? 4 : 2;
-  int64_t row = 0;
-  for (; row + kRows <= rows; row += kRows) {
-    dot<kRows, M>(type, w + row * w_stride, w_stride, x, x_stride, n, out + row, out_stride);
-  }
-  for (; row < rows; ++row) {
-    dot<1, M>(type, w + row * w_stride, w_stride, x, x_stride, n, out + row, out_stride);
-  }
+  in_streams<kStreams<M>>(0, rows, [&](auto count, int64_t row, int64_t apart) {
+    dot<count.value, M>(type, w + row * w_stride, apart * w_stride, x, x_stride, n, out + row,
+                        out_stride, apart);
+  });
 }
 
 template <class E>

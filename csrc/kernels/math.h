@@ -33,15 +33,38 @@ inline float largest(F32 vector) {
   return most;
 }
 
+#if defined(__AVX512F__)
+inline __mmask16 first_lanes(int64_t count) { return __mmask16((1u << count) - 1); }
+#elif defined(__AVX2__)
+inline __m256i first_lanes(int64_t count) {
+  alignas(64) static constexpr int32_t kLanesOn[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  return load<__m256i>(kLanesOn + kLanes - count);
+}
+#endif
+
 // The first `count` lanes of source, the others `fill`.
 inline F32 load_part(const float* source, int64_t count, float fill) {
-  float values[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane) values[lane] = lane < count ? source[lane] : fill;
-  return load<F32>(values);
+#if defined(__AVX512F__)
+  return F32(_mm512_mask_loadu_ps(__m512(splat(fill)), first_lanes(count), source));
+#elif defined(__AVX2__)
+  const __m256i on = first_lanes(count);
+  const __m256 there = _mm256_maskload_ps(source, on);
+  return F32(_mm256_blendv_ps(__m256(splat(fill)), there, __m256(on)));
+#else
+  F32 values = splat(fill);
+  memcpy(&values, source, size_t(count) * sizeof(float));
+  return values;
+#endif
 }
 
 inline void store_part(float* target, F32 vector, int64_t count) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(target, first_lanes(count), __m512(vector));
+#elif defined(__AVX2__)
+  _mm256_maskstore_ps(target, first_lanes(count), __m256(vector));
+#else
   memcpy(target, &vector, size_t(count) * sizeof(float));
+#endif
 }
 
 }  // namespace fw::FW_ISA
