@@ -6,7 +6,7 @@
 namespace fw {
 namespace {
 
-constexpr int64_t kSplit = 128;         // keys, at least, that one share of a query's keys has
+constexpr int64_t kSplit = 32;          // keys, at least, that one share of a query's keys has
 constexpr int64_t kSerialWork = 16384;  // products below which other threads are left asleep
 
 int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }

@@ -1,6 +1,8 @@
 // Softmax, and attention of a few queries over keys and values as they are cached.
 #include <math.h>
 
+#include <type_traits>
+
 #include "kernels.h"
 #include "math.h"
 
@@ -52,6 +54,60 @@ void softmax(float* x, const uint8_t* seen, int64_t begin, int64_t end, int64_t 
   for (int64_t i = begin; i < end; ++i) x[i] *= scale;
 }
 
+namespace {
+
+// scores[j] = query · keys[j] for `count` keys: four at a time, whose sums hide one another's latency.
+void dots(const float* query, const float* keys, int64_t count, int64_t dim, float* scores) {
+  const auto some = [&](auto keys_at_once, int64_t j) {
+    constexpr int K = keys_at_once.value;
+    const float* from = keys + j * dim;
+    F32 sums[K] = {};
+    int64_t d = 0;
+    for (; d + kLanes <= dim; d += kLanes) {
+      const F32 q = load<F32>(query + d);
+      FW_UNROLLED
+      for (int i = 0; i < K; ++i) sums[i] += q * load<F32>(from + i * dim + d);
+    }
+    FW_UNROLLED
+    for (int i = 0; i < K; ++i) {
+      float score = sum(sums[i]);
+      for (int64_t rest = d; rest < dim; ++rest) score += query[rest] * from[i * dim + rest];
+      scores[j + i] = score;
+    }
+  };
+  int64_t j = 0;
+  for (; j + 4 <= count; j += 4) some(std::integral_constant<int, 4>{}, j);
+  for (; j < count; ++j) some(std::integral_constant<int, 1>{}, j);
+}
+
+// sums[d] = sums[d] · shrink + Σ scores[j] · values[j][d] for `count` keys, 4 vectors of d at a time.
+void weigh(const float* scores, const float* values, int64_t count, int64_t dim, float shrink,
+           float* sums) {
+  const auto some = [&](auto vectors, int64_t d) {
+    constexpr int V = vectors.value;
+    F32 totals[V];
+    FW_UNROLLED
+    for (int i = 0; i < V; ++i) totals[i] = load<F32>(sums + d + i * kLanes) * shrink;
+    for (int64_t j = 0; j < count; ++j) {
+      const F32 p = splat(scores[j]);
+      FW_UNROLLED
+      for (int i = 0; i < V; ++i) totals[i] += p * load<F32>(values + j * dim + d + i * kLanes);
+    }
+    FW_UNROLLED
+    for (int i = 0; i < V; ++i) store(sums + d + i * kLanes, totals[i]);
+  };
+  int64_t d = 0;
+  for (; d + 4 * kLanes <= dim; d += 4 * kLanes) some(std::integral_constant<int, 4>{}, d);
+  for (; d + kLanes <= dim; d += kLanes) some(std::integral_constant<int, 1>{}, d);
+  for (; d < dim; ++d) {
+    float total = sums[d] * shrink;
+    for (int64_t j = 0; j < count; ++j) total += scores[j] * values[j * dim + d];
+    sums[d] = total;
+  }
+}
+
+}  // namespace
+
 void attend(const float* const* queries, int rows, const float* keys, const float* values,
             const uint8_t* seen, int64_t n, int64_t dim, float scaling, float* most, float* total,
             float* out) {
@@ -60,54 +116,27 @@ void attend(const float* const* queries, int rows, const float* keys, const floa
     total[r] = 0;
   }
   memset(out, 0, size_t(rows * dim) * sizeof *out);
-  float scores[kFewQueries][kKeys];
+  float scores[kKeys];
   for (int64_t begin = 0; begin < n; begin += kKeys) {
     const int64_t count = n - begin < kKeys ? n - begin : kKeys;
-    for (int64_t j = 0; j < count; ++j) {
-      const float* key = keys + (begin + j) * dim;
-      prefetch(key + 8 * dim);
-      for (int r = 0; r < rows; ++r) {
-        F32 sums = {};
-        int64_t d = 0;
-        for (; d + kLanes <= dim; d += kLanes) sums += load<F32>(queries[r] + d) * load<F32>(key + d);
-        float score = sum(sums);
-        for (; d < dim; ++d) score += queries[r][d] * key[d];
-        scores[r][j] = seen && !seen[begin + j] ? -INFINITY : score * scaling;
-      }
-    }
     for (int r = 0; r < rows; ++r) {
+      dots(queries[r], keys + begin * dim, count, dim, scores);
       float here = most[r];
-      for (int64_t j = 0; j < count; ++j) here = scores[r][j] > here ? scores[r][j] : here;
-      if (here == -INFINITY) {
-        memset(scores[r], 0, sizeof scores[r]);
-        continue;
+      for (int64_t j = 0; j < count; ++j) {
+        scores[j] = seen && !seen[begin + j] ? -INFINITY : scores[j] * scaling;
+        here = scores[j] > here ? scores[j] : here;
       }
+      if (here == -INFINITY) continue;
       const float shrink = most[r] == -INFINITY ? 0 : expf(most[r] - here);
       most[r] = here;
-      float* sums = out + r * dim;
-      if (shrink != 1) {
-        for (int64_t d = 0; d < dim; ++d) sums[d] *= shrink;
-      }
-      float added = exponentials(scores[r], count, here);
+      float added = exponentials(scores, count, here);
       for (int64_t j = 0; seen && j < count; ++j) {
         if (seen[begin + j]) continue;
-        added -= scores[r][j];
-        scores[r][j] = 0;
+        added -= scores[j];
+        scores[j] = 0;
       }
       total[r] = total[r] * shrink + added;
-    }
-    for (int64_t j = 0; j < count; ++j) {
-      const float* value = values + (begin + j) * dim;
-      prefetch(value + 8 * dim);
-      for (int r = 0; r < rows; ++r) {
-        float* sums = out + r * dim;
-        const F32 p = splat(scores[r][j]);
-        int64_t d = 0;
-        for (; d + kLanes <= dim; d += kLanes) {
-          store(sums + d, load<F32>(sums + d) + p * load<F32>(value + d));
-        }
-        for (; d < dim; ++d) sums[d] += scores[r][j] * value[d];
-      }
+      weigh(scores, values + begin * dim, count, dim, shrink, out + r * dim);
     }
   }
 }

@@ -42,74 +42,78 @@ inline I32 step(I8 even, I8 odd, const int8_t* x, int64_t padded) {
 #endif
 }
 
-// The scale of each lane (8 weights) of step `index`, where every kBlock weights have one.
+// The scale of each lane (8 weights) of a step, where every kBlock weights have one; `count` of the
+// step's scales are there.
 template <int kBlock>
-inline F32 lane_scales(const float* scales, int64_t index) {
-  constexpr int kPerBlock = kBlock / 8;
-  if constexpr (kPerBlock >= kLanes) return splat(scales[index * kLanes / kPerBlock]);
+inline F32 lane_scales(const float* scales, [[maybe_unused]] int64_t count) {
+  if constexpr (kBlock >= kWeights) return splat(*scales);
 #if defined(__AVX512F__)
-  if constexpr (kBlock == 64) {
-    const __m512i two = _mm512_set1_epi64(load<int64_t>(scales + index * 2));
-    const __m512i lanes = _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0);
-    return F32(_mm512_permutexvar_epi32(lanes, two));
-  }
-  const __m512i four = _mm512_broadcast_i32x4(load<__m128i>(scales + index * 4));
-  const __m512i lanes = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-  return F32(_mm512_permutexvar_epi32(lanes, four));
+  constexpr bool kTwo = kBlock == 64;
+  const __m512i lanes = kTwo ? _mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0)
+                             : _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+  const __m512i some = count < kWeights / kBlock ? __m512i(load_part(scales, count, 0))
+                       : kTwo ? _mm512_set1_epi64(load<int64_t>(scales))
+                              : _mm512_broadcast_i32x4(load<__m128i>(scales));
+  return F32(_mm512_permutexvar_epi32(lanes, some));
 #elif defined(__AVX2__)
-  const __m256 low = _mm256_set1_ps(scales[index * 2]), high = _mm256_set1_ps(scales[index * 2 + 1]);
-  return F32(_mm256_blend_ps(low, high, 0xf0));
+  const __m256 high = _mm256_set1_ps(count > 1 ? scales[1] : 0);
+  return F32(_mm256_blend_ps(_mm256_set1_ps(scales[0]), high, 0xf0));
 #endif
 }
 
 // R rows of weights, `apart` of one another, share each load of M of activations.
 template <int kBlock, int R, int M>
-void rows_dot(const fw_matrix& w, Table table, int64_t row, int64_t apart, const int8_t* x,
-              int64_t x_stride, const float* scales, int64_t scale_stride, float out[R][M]) {
-  constexpr int kScales = kSegment / kBlock;
+inline void rows_dot(const fw_matrix& w, Table table, int64_t row, int64_t apart, const int8_t* x,
+                     int64_t x_stride, const float* scales, int64_t scale_stride,
+                     float out[R][M]) {
+  constexpr int64_t kScales = kWeights / kBlock;  // of a step, a part of one counted as 1
+  constexpr int64_t kStep = kScales > 1 ? kScales : 1;
   const int64_t padded = x_stride / 2, stride = apart * w.columns / 2;
-  const uint8_t* codes = static_cast<const uint8_t*>(w.data) + row * w.columns / 2;
+  const bool plain = !w.absmax_codes && w.blocksize == kBlock;
   F32 sums[R][M] = {};
   for (int64_t segment = 0; segment < w.columns; segment += kSegment) {
     const int64_t left = w.columns - segment, weights = left < kSegment ? left : kSegment;
-    const int64_t blocks = weights / kBlock;
-    // Of weights and activations multiplied; zeros behind, where a last step may reach.
-    alignas(64) float products[R][M][kScales];
+    float buffers[R][kSegment / kBlock];
+    const float* of_weights[R];
+    FW_UNROLLED
     for (int r = 0; r < R; ++r) {
-      float buffer[kScales];
       const int64_t from = (row + r * apart) * w.columns + segment;
-      const float* of_weights = block_scales(w, from, kBlock, blocks, buffer);
-      for (int64_t b = 0; b < blocks; b += kLanes) {
-        const int64_t count = blocks - b < kLanes ? blocks - b : kLanes;
-        const F32 some = load_part(of_weights + b, count, 0);
-        for (int m = 0; m < M; ++m) {
-          const float* of_x = scales + m * scale_stride + segment / kBlock + b;
-          store(products[r][m] + b, some * load_part(of_x, count, 0));
-        }
-      }
+      of_weights[r] = plain ? w.absmax + from / kBlock
+                            : block_scales(w, from, kBlock, weights / kBlock, buffers[r]);
     }
-    const uint8_t* source = codes + segment / 2;
+    const float* of_x = scales + segment / kBlock;
+    const uint8_t* codes = static_cast<const uint8_t*>(w.data) + (row * w.columns + segment) / 2;
     const int8_t* x_at = x + segment / 2;
-    const auto step_at = [&](int64_t index, const auto& get) {
-      I8 even[R], odd[R];
-      for (int r = 0; r < R; ++r) {
-        fetch_ahead<M>(source + r * stride + index * kBytes);
-        const I8 both = get(source + r * stride + index * kBytes);
-        even[r] = lookup(table, high_nibbles(both));
-        odd[r] = lookup(table, low_nibbles(both));
-      }
+    const auto step_at = [&](int64_t index, int64_t count, const auto& get) {
+      const int64_t at = index * kWeights / kBlock;
+      F32 x_scales[M];
+      FW_UNROLLED
       for (int m = 0; m < M; ++m) {
-        for (int r = 0; r < R; ++r) {
-          const I32 dots = step(even[r], odd[r], x_at + m * x_stride + index * kBytes, padded);
-          sums[r][m] += to_float(dots) * lane_scales<kBlock>(products[r][m], index);
+        x_scales[m] = lane_scales<kBlock>(of_x + m * scale_stride + at, count);
+      }
+      FW_UNROLLED
+      for (int r = 0; r < R; ++r) {
+        fetch_ahead<M>(codes + r * stride + index * kBytes);
+        const I8 both = get(codes + r * stride + index * kBytes);
+        const I8 even = lookup(table, high_nibbles(both)), odd = lookup(table, low_nibbles(both));
+        const F32 w_scales = lane_scales<kBlock>(of_weights[r] + at, count);
+        FW_UNROLLED
+        for (int m = 0; m < M; ++m) {
+          const I32 dots = step(even, odd, x_at + m * x_stride + index * kBytes, padded);
+          sums[r][m] += to_float(dots) * (w_scales * x_scales[m]);
         }
       }
     };
-    const int64_t steps = weights / kWeights, rest = weights % kWeights / 2;
-    for (int64_t i = 0; i < steps; ++i) step_at(i, load<I8>);
-    if (rest) step_at(steps, [&](const uint8_t* from) { return load_codes(from, rest); });
+    const int64_t steps = weights / kWeights, rest = weights % kWeights;
+    for (int64_t i = 0; i < steps; ++i) step_at(i, kStep, load<I8>);
+    if (rest) {
+      step_at(steps, rest / kBlock,
+              [&](const uint8_t* from) { return load_codes(from, rest / 2); });
+    }
   }
+  FW_UNROLLED
   for (int r = 0; r < R; ++r) {
+    FW_UNROLLED
     for (int m = 0; m < M; ++m) out[r][m] = sum(sums[r][m]);
   }
 }
@@ -124,7 +128,9 @@ void rows_times(const fw_matrix& w, const int8_t* table, int64_t begin,
     constexpr int R = count.value;
     float sums[R][M];
     rows_dot<kBlock, R, M>(w, loaded, row, apart, x, x_stride, scales, scale_stride, sums);
+    FW_UNROLLED
     for (int m = 0; m < M; ++m) {
+      FW_UNROLLED
       for (int r = 0; r < R; ++r) tile[m * tile_stride + row - begin + r * apart] = sums[r][m];
     }
   });

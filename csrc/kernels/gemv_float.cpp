@@ -15,14 +15,19 @@ void dot(E type, const typename E::Stored* w, int64_t w_stride, const float* x, 
   int64_t k = 0;
   for (; k + kLanes <= n; k += kLanes) {
     F32 xs[M];
+    FW_UNROLLED
     for (int m = 0; m < M; ++m) xs[m] = load<F32>(x + m * x_stride + k);
+    FW_UNROLLED
     for (int r = 0; r < R; ++r) {
       fetch_ahead<M>(w + r * w_stride + k);
       const F32 ws = type.get(w + r * w_stride + k);
+      FW_UNROLLED
       for (int m = 0; m < M; ++m) sums[r][m] += ws * xs[m];
     }
   }
+  FW_UNROLLED
   for (int r = 0; r < R; ++r) {
+    FW_UNROLLED
     for (int m = 0; m < M; ++m) {
       float total = sum(sums[r][m]);
       for (int64_t tail = k; tail < n; ++tail) {

@@ -16,10 +16,13 @@ void dot(const int8_t* w, int64_t w_stride, const int8_t* x, int64_t x_stride, i
   I32 sums[R][M] = {};
   const auto step = [&](int64_t k, const auto& codes) {
     I8 xs[M];
+    FW_UNROLLED
     for (int m = 0; m < M; ++m) xs[m] = load<I8>(x + m * x_stride + k);
+    FW_UNROLLED
     for (int r = 0; r < R; ++r) {
       fetch_ahead<M>(w + r * w_stride + k);
       const I8 ws = unsigned_side(codes(w + r * w_stride + k));
+      FW_UNROLLED
       for (int m = 0; m < M; ++m) sums[r][m] = multiply_add(sums[r][m], ws, xs[m]);
     }
   };
@@ -27,7 +30,9 @@ void dot(const int8_t* w, int64_t w_stride, const int8_t* x, int64_t x_stride, i
   for (; k + kCodes <= n; k += kCodes) step(k, load<I8>);
   // x is padded with zeros to a whole vector.
   if (k < n) step(k, [&](const int8_t* from) { return load_codes(from, n - k); });
+  FW_UNROLLED
   for (int r = 0; r < R; ++r) {
+    FW_UNROLLED
     for (int m = 0; m < M; ++m) out[m][r] = int32_t(sum(U32(sums[r][m])));
   }
 }
@@ -39,7 +44,9 @@ void block(const fw_matrix& w, int64_t row, int64_t apart, const int8_t* x, int6
   int32_t dots[M][R];
   const int8_t* codes = static_cast<const int8_t*>(w.data) + row * w.columns;
   dot<R, M>(codes, apart * w.columns, x, x_stride, w.columns, dots);
+  FW_UNROLLED
   for (int m = 0; m < M; ++m) {
+    FW_UNROLLED
     for (int r = 0; r < R; ++r) {
       // The offset in unsigned arithmetic: the sum may have wrapped, and wraps back here.
       const int32_t exact = int32_t(uint32_t(dots[m][r]) - uint32_t(kOffset) * uint32_t(sums[m]));

@@ -17,6 +17,9 @@
 #define FW_VECTOR_BYTES 16
 #endif
 
+// Before a loop of few rounds over an array of vectors: unrolled late, GCC leaves it in memory.
+#define FW_UNROLLED _Pragma("GCC unroll 8")
+
 namespace fw::FW_ISA {
 
 constexpr int kLanes = FW_VECTOR_BYTES / 4;  // of 32 bits
