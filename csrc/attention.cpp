@@ -35,8 +35,21 @@ struct Attention {
   float* result(int64_t batch, int64_t t, int64_t head) const {
     return out + ((batch * chunk.tokens + t) * decoder.heads + head) * dim();
   }
-  int64_t cached(int64_t batch, int64_t kv_head, int64_t key) const {
-    return ((batch * decoder.kv_heads + kv_head) * layer.capacity + key) * dim();
+  CachedHead cached(int64_t batch, int64_t kv_head, int64_t key) const {
+    constexpr int kBytes[] = {4, 2, 2, 1};
+    const int64_t row = (batch * decoder.kv_heads + kv_head) * layer.capacity + key;
+    const int64_t at = row * dim() * kBytes[decoder.cache];
+    const auto absmax = [&](const float* of) { return of ? of + row : nullptr; };
+    return {static_cast<const char*>(layer.keys) + at, static_cast<const char*>(layer.values) + at,
+            absmax(layer.key_absmax), absmax(layer.value_absmax), decoder.cache};
+  }
+  // Rows of a cache as float32: out[n, dim].
+  void widen(const void* from, const float* absmax, int64_t n, float* out) const {
+    kernels.widen(from, decoder.cache, 0, n * dim(), out);
+    for (int64_t row = 0; decoder.cache == FW_I8 && row < n; ++row) {
+      const float scale = absmax[row] * (1 / 127.0f);
+      for (int64_t i = 0; i < dim(); ++i) out[row * dim() + i] *= scale;
+    }
   }
   const uint8_t* seen(int64_t batch) const {
     return chunk.seen ? chunk.seen + batch * length() : nullptr;
@@ -74,8 +87,7 @@ int Attention::one_token() const {
       for (int r = 0; r < count; ++r) queries[r] = query(batch, 0, head + r);
       const int64_t target = split * heads + batch * decoder.heads + head;
       const uint8_t* mask = seen(batch);
-      kernels.attend(queries, count, layer.keys + cached(batch, kv_head, from),
-                     layer.values + cached(batch, kv_head, from), mask ? mask + from : nullptr,
+      kernels.attend(queries, count, cached(batch, kv_head, from), mask ? mask + from : nullptr,
                      here > 0 ? here : 0, d, layer.scaling, most + target, total + target,
                      sums + target * d);
     }
@@ -119,24 +131,32 @@ int Attention::many_tokens_of(int64_t batch, int64_t kv_head, float* keys, float
   const GemmShape shape = kernels.gemm_shape();
   const int64_t n = length(), d = dim(), panel = shape.panel, rows = shape.strip_rows;
   const int64_t width = ceil_div(d, panel) * panel;
-  const float* cached_keys = layer.keys + cached(batch, kv_head, 0);
-  const float* cached_values = layer.values + cached(batch, kv_head, 0);
+  int failed = 0;
   parallel_ranges(ceil_div(n, panel), 1, threads, [&](int64_t begin, int64_t end) {
+    Scratch scratch(Scratch::kLoop);
+    float* decoded = scratch.take<float>(panel * d);
+    if (!decoded) {
+      __atomic_store_n(&failed, -1, __ATOMIC_RELAXED);
+      return;
+    }
     for (int64_t p = begin; p < end; ++p) {
       const int64_t key = p * panel, count = at_most(panel, n - key);
-      kernels.pack_keys(cached_keys + key * d, d, count, panel, keys + key * d);
+      const CachedHead head = cached(batch, kv_head, key);
+      widen(head.keys, head.key_absmax, count, decoded);
+      kernels.pack_keys(decoded, d, count, panel, keys + key * d);
+      widen(head.values, head.value_absmax, count, decoded);
       for (int64_t j = key; j < key + count; ++j) {
         for (int64_t i = 0; i < width; i += panel) {
           float* target = values + i * n + j * panel;
           const int64_t there = at_most(panel, d - i);
-          memcpy(target, cached_values + j * d + i, size_t(there) * sizeof(float));
+          memcpy(target, decoded + (j - key) * d + i, size_t(there) * sizeof(float));
           memset(target + there, 0, size_t(panel - there) * sizeof(float));
         }
       }
     }
   });
+  if (failed) return failed;
   const int64_t strips = ceil_div(chunk.tokens, rows), tasks = strips * group();
-  int failed = 0;
   parallel_ranges(tasks, 1, threads, [&](int64_t begin, int64_t end) {
     Scratch scratch(Scratch::kLoop);
     float* strip = scratch.take<float>((n > d ? n : d) * rows);

@@ -99,12 +99,16 @@ void Forward::place(const fw_layer& layer) {
       if (norm.weight) normalise(norm, head, dim, head);
       if (chunk.cos) kernels.rotate(head, half, chunk.cos + row * half, chunk.sin + row * half);
     };
+    const auto keep = [&](const float* head, int64_t to, void* cache, float* absmax) {
+      if (d.cache != FW_I8) return kernels.narrow(head, dim, d.cache, cache, to * dim);
+      kernels.quantize_codes(head, dim, dim, static_cast<int8_t*>(cache) + to * dim, absmax + to);
+    };
     for (int64_t h = 0; h < d.heads; ++h) turn(q.at(row, h), layer.q_norm);
     for (int64_t h = 0; h < d.kv_heads; ++h) {
-      const int64_t to = ((batch * d.kv_heads + h) * layer.capacity + chunk.past + t) * dim;
+      const int64_t to = (batch * d.kv_heads + h) * layer.capacity + chunk.past + t;
       turn(k.at(row, h), layer.k_norm);
-      memcpy(layer.keys + to, k.at(row, h), size_t(dim) * sizeof(float));
-      memcpy(layer.values + to, v.at(row, h), size_t(dim) * sizeof(float));
+      keep(k.at(row, h), to, layer.keys, layer.key_absmax);
+      keep(v.at(row, h), to, layer.values, layer.value_absmax);
     }
   });
 }

@@ -115,8 +115,10 @@ typedef struct fw_layer {
   fw_norm after_attention, after_mlp;        // of what is added to it
   fw_norm q_norm, k_norm;                    // of each head
   fw_projection q, k, v, o, gate, up, down;  // without gate the MLP is plain
-  float* keys;                               // [batch, kv_heads, capacity, head_dim]
-  float* values;
+  void* keys;                                // [batch, kv_heads, capacity, head_dim]
+  void* values;
+  float* key_absmax;  // of FW_I8, [batch, kv_heads, capacity]: number = code · absmax / 127
+  float* value_absmax;
   int64_t capacity;
   int64_t window;  // keys that a query sees at most, itself included; 0: all
   float scaling;   // of scores
@@ -132,6 +134,7 @@ typedef struct fw_decoder {
   int32_t parallel;      // 1: attention and MLP read the same residual stream
   int32_t qkv;           // FW_SEPARATE …
   int32_t gate_with_up;  // 1: fw_layer.up gives the gate, then up
+  int32_t cache;         // type of keys and values: FW_F32, FW_BF16, FW_F16 or FW_I8
 } fw_decoder;
 
 // x is [batch, tokens, hidden]. The cache holds `past` keys before the call, past + tokens after.

@@ -11,7 +11,7 @@
 
 // result, name, parameters
 #define FW_KERNELS(KERNEL)                                                                        \
-  /* Numbers of an element type from `index` on, as float32; and back. */                         \
+  /* Numbers (or codes) of an element type from `index` on, as float32; numbers back. */          \
   KERNEL(void, widen, (const void* source, int type, int64_t index, int64_t n, float* out))       \
   KERNEL(void, narrow, (const float* source, int64_t n, int type, void* out, int64_t index))      \
                                                                                                   \
@@ -77,7 +77,7 @@
   /* Unnormalised attention of at most kFewQueries rows over n keys: out[rows, dim] divided by    \
      total[rows] is the result, e^most[rows] the scale that was taken out. */                     \
   KERNEL(void, attend,                                                                            \
-         (const float* const* queries, int rows, const float* keys, const float* values,          \
+         (const float* const* queries, int rows, const fw::CachedHead& cached,                    \
           const uint8_t* seen, int64_t n, int64_t dim, float scaling, float* most, float* total,  \
           float* out))                                                                            \
   KERNEL(void, pack_keys, /* keys[count, dim] → out[dim, panel] */                                \
@@ -98,6 +98,13 @@ struct GemmShape {
   int64_t strip_rows;        // activation rows in a strip
   int64_t step;              // codes in a 32-bit word
   int64_t backward_columns;  // of the weight, decoded at a time going backward
+};
+
+// Keys and values of one head from some key on: [n, head_dim] of type FW_F32 … FW_I8.
+struct CachedHead {
+  const void *keys, *values;
+  const float *key_absmax, *value_absmax;  // [n], of codes
+  int type;
 };
 
 struct Kernels {

@@ -156,7 +156,7 @@ EVERY = (
         ("bf16++flash", "a technique is missing in 'bf16++flash'; join techniques by one '+'"),
         ("bf16+", "a technique is missing"),
         (":double", "a technique is missing"),
-        ("fastpath:x", "'fastpath' has no option 'x'; it takes none"),
+        ("sdpa:x", "'sdpa' has no option 'x'; it takes none"),
         ("fastpath+fastpath", "'fastpath' and 'fastpath' both decide the forward"),
         ("lora:r=0", "'lora:r' is 0; give a whole number from 1 upwards"),
         ("lora:r=eight", "'lora:r' takes a whole number, got 'eight'"),

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "elements.h"
 #include "kernels.h"
 #include "math.h"
 
@@ -57,21 +58,25 @@ void softmax(float* x, const uint8_t* seen, int64_t begin, int64_t end, int64_t 
 namespace {
 
 // scores[j] = query · keys[j] for `count` keys: four at a time, whose sums hide one another's latency.
-void dots(const float* query, const float* keys, int64_t count, int64_t dim, float* scores) {
+template <class E>
+void dots(E type, const float* query, const typename E::Stored* keys, int64_t count, int64_t dim,
+          float* scores) {
   const auto some = [&](auto keys_at_once, int64_t j) {
     constexpr int K = keys_at_once.value;
-    const float* from = keys + j * dim;
+    const auto* from = keys + j * dim;
     F32 sums[K] = {};
     int64_t d = 0;
     for (; d + kLanes <= dim; d += kLanes) {
       const F32 q = load<F32>(query + d);
       FW_UNROLLED
-      for (int i = 0; i < K; ++i) sums[i] += q * load<F32>(from + i * dim + d);
+      for (int i = 0; i < K; ++i) sums[i] += q * type.get(from + i * dim + d);
     }
     FW_UNROLLED
     for (int i = 0; i < K; ++i) {
       float score = sum(sums[i]);
-      for (int64_t rest = d; rest < dim; ++rest) score += query[rest] * from[i * dim + rest];
+      for (int64_t rest = d; rest < dim; ++rest) {
+        score += query[rest] * type.get1(from + i * dim + rest);
+      }
       scores[j + i] = score;
     }
   };
@@ -81,8 +86,9 @@ void dots(const float* query, const float* keys, int64_t count, int64_t dim, flo
 }
 
 // sums[d] = sums[d] · shrink + Σ scores[j] · values[j][d] for `count` keys, 4 vectors of d at a time.
-void weigh(const float* scores, const float* values, int64_t count, int64_t dim, float shrink,
-           float* sums) {
+template <class E>
+void weigh(E type, const float* scores, const typename E::Stored* values, int64_t count,
+           int64_t dim, float shrink, float* sums) {
   const auto some = [&](auto vectors, int64_t d) {
     constexpr int V = vectors.value;
     F32 totals[V];
@@ -91,7 +97,7 @@ void weigh(const float* scores, const float* values, int64_t count, int64_t dim,
     for (int64_t j = 0; j < count; ++j) {
       const F32 p = splat(scores[j]);
       FW_UNROLLED
-      for (int i = 0; i < V; ++i) totals[i] += p * load<F32>(values + j * dim + d + i * kLanes);
+      for (int i = 0; i < V; ++i) totals[i] += p * type.get(values + j * dim + d + i * kLanes);
     }
     FW_UNROLLED
     for (int i = 0; i < V; ++i) store(sums + d + i * kLanes, totals[i]);
@@ -101,28 +107,25 @@ void weigh(const float* scores, const float* values, int64_t count, int64_t dim,
   for (; d + kLanes <= dim; d += kLanes) some(std::integral_constant<int, 1>{}, d);
   for (; d < dim; ++d) {
     float total = sums[d] * shrink;
-    for (int64_t j = 0; j < count; ++j) total += scores[j] * values[j * dim + d];
+    for (int64_t j = 0; j < count; ++j) total += scores[j] * type.get1(values + j * dim + d);
     sums[d] = total;
   }
 }
 
-}  // namespace
-
-void attend(const float* const* queries, int rows, const float* keys, const float* values,
-            const uint8_t* seen, int64_t n, int64_t dim, float scaling, float* most, float* total,
-            float* out) {
-  for (int r = 0; r < rows; ++r) {
-    most[r] = -INFINITY;
-    total[r] = 0;
-  }
-  memset(out, 0, size_t(rows * dim) * sizeof *out);
+template <class E>
+void attend_to(E type, const float* const* queries, int rows, const CachedHead& cached,
+               const uint8_t* seen, int64_t n, int64_t dim, float scaling, float* most,
+               float* total, float* out) {
   float scores[kKeys];
   for (int64_t begin = 0; begin < n; begin += kKeys) {
     const int64_t count = n - begin < kKeys ? n - begin : kKeys;
+    const auto* keys = elements(type, cached.keys, begin * dim);
+    const auto* values = elements(type, cached.values, begin * dim);
     for (int r = 0; r < rows; ++r) {
-      dots(queries[r], keys + begin * dim, count, dim, scores);
+      dots(type, queries[r], keys, count, dim, scores);
       float here = most[r];
       for (int64_t j = 0; j < count; ++j) {
+        if (cached.type == FW_I8) scores[j] *= cached.key_absmax[begin + j] * (1 / 127.0f);
         scores[j] = seen && !seen[begin + j] ? -INFINITY : scores[j] * scaling;
         here = scores[j] > here ? scores[j] : here;
       }
@@ -136,9 +139,26 @@ void attend(const float* const* queries, int rows, const float* keys, const floa
         scores[j] = 0;
       }
       total[r] = total[r] * shrink + added;
-      weigh(scores, values + begin * dim, count, dim, shrink, out + r * dim);
+      for (int64_t j = 0; cached.type == FW_I8 && j < count; ++j) {
+        if (scores[j] != 0) scores[j] *= cached.value_absmax[begin + j] * (1 / 127.0f);
+      }
+      weigh(type, scores, values, count, dim, shrink, out + r * dim);
     }
   }
+}
+
+}  // namespace
+
+void attend(const float* const* queries, int rows, const CachedHead& cached, const uint8_t* seen,
+            int64_t n, int64_t dim, float scaling, float* most, float* total, float* out) {
+  for (int r = 0; r < rows; ++r) {
+    most[r] = -INFINITY;
+    total[r] = 0;
+  }
+  memset(out, 0, size_t(rows * dim) * sizeof *out);
+  with_numbers(cached.type, [&](auto type) {
+    attend_to(type, queries, rows, cached, seen, n, dim, scaling, most, total, out);
+  });
 }
 
 void pack_keys(const float* keys, int64_t dim, int64_t count, int64_t panel, float* out) {

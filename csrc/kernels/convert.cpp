@@ -5,7 +5,7 @@
 namespace fw::FW_ISA {
 
 void widen(const void* source, int type, int64_t index, int64_t n, float* out) {
-  with_elements(type, [&](auto type) {
+  with_numbers(type, [&](auto type) {
     const auto* from = elements(type, source, index);
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) store(out + i, type.get(from + i));

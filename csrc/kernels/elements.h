@@ -103,6 +103,14 @@ struct Elements<FW_F16> {
   static void put1(Stored* target, float value) { *target = float_to_half(value); }
 };
 
+// Codes of one scale, only read.
+template <>
+struct Elements<FW_I8> {
+  typedef int8_t Stored;
+  static F32 get(const Stored* source) { return to_float(widen(load<NarrowI8>(source))); }
+  static float get1(const Stored* source) { return *source; }
+};
+
 // Calls body(Elements<type>{}): the type, known when the kernel runs, chooses compiled code.
 template <class Body>
 inline void with_elements(int type, const Body& body) {
@@ -111,6 +119,13 @@ inline void with_elements(int type, const Body& body) {
     case FW_BF16: return body(Elements<FW_BF16>{});
     default: return body(Elements<FW_F16>{});
   }
+}
+
+// With codes too.
+template <class Body>
+inline void with_numbers(int type, const Body& body) {
+  if (type == FW_I8) return body(Elements<FW_I8>{});
+  with_elements(type, body);
 }
 
 template <class E>

@@ -31,6 +31,7 @@ class Receipt:
     bytes_before: int = 0
     bytes_after: int = 0
     bytes_given_back: int = 0  # pages of the mapped checkpoint returned to the system
+    not_served: dict[str, int] = field(default_factory=dict)  # calls so far, by reason
     verified: dict[str, float] | None = None  # by batch layout: relative RMS difference
 
     def record(
@@ -67,6 +68,8 @@ class Receipt:
             lines.append(f"  {action} {where}: {what}" + (f" ({why})" if why else ""))
         lines += [f"  {asked}: {runs}" for asked, runs in self.actual.items()]
         lines += [f"  note: {note}" for note in self.notes]
+        for reason, calls in self.not_served.items():
+            lines.append(f"  not served, {calls} calls went to the original forward: {reason}")
         if self.verified:
             checks = ", ".join(f"{name} {value:.2g}" for name, value in self.verified.items())
             lines.append(f"  verified, relative difference of outputs: {checks}")

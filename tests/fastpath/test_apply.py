@@ -55,6 +55,7 @@ def test_receipt(architecture: str, build: Callable[..., Any]) -> None:
     receipt = fw.apply(build(architecture), "fastpath").receipt
     assert "3 layers" in str(receipt)
     assert "native" in str(receipt)
+    assert "keys and values in fp32" in str(receipt)
     assert receipt.bytes_after == receipt.bytes_before
 
 

@@ -97,11 +97,11 @@ def test_crop_keeps_the_buffer(layers: tuple[GrowingLayer, DynamicLayer]) -> Non
 def test_room_says_nothing_of_its_tokens(layers: tuple[GrowingLayer, DynamicLayer]) -> None:
     """Room is asked for, tokens count once they are advanced over: an interrupt loses nothing."""
     layer, plain = layers
-    keys, values = layer.room(400, 2, 3, 4, torch.float32)
-    assert keys.shape[2] >= 405
-    assert keys.shape == values.shape
+    stored = layer.room(400, 2, 3, 4)
+    assert stored.capacity >= 405
+    assert stored.keys.data.shape == stored.values.data.shape
     equal(layer, plain)
-    keys[:, :, 5:7], values[:, :, 5:7] = states(2, 9)
+    stored.keys.data[:, :, 5:7], stored.values.data[:, :, 5:7] = states(2, 9)
     layer.advance(2)
     plain.update(*states(2, 9))
     equal(layer, plain)

@@ -55,11 +55,13 @@ def test_hooks(
         wanted = model(ids).logits
         handle.remove()
         assert difference(plain, wanted) > 0.01
-        fw.apply(model, "fastpath")
+        receipt = fw.apply(model, "fastpath").receipt
         cache = model(ids[:, :5]).cache
+        assert receipt.not_served == {}
         handle = hook(inside)
         assert torch.equal(model(ids).logits, wanted)
-        assert sum(forward_of(model).reasons.values()) == 1
+        assert receipt.not_served == {"hooks on modules inside": 1}
+        assert "hooks on modules inside" in str(receipt)
         handle.remove()
         assert difference(model(ids).logits, plain) < TOLERANCE
         assert sum(forward_of(model).reasons.values()) == 1

@@ -443,13 +443,13 @@ def test_auto_places_by_the_size_of_the_codes(source: Any, tmp_path: Path):
 
 CHILD = """
 import sys, torch, transformers, featherweight as fw
-from featherweight.measure.resident import CPU, Watch, resident
+from featherweight.measure.resident import CPU, Watch, floor
 from featherweight.native.library import available
 from featherweight.tensors import held
 import featherweight.integrations.transformers, transformers.models.llama.modeling_llama
 transformers.utils.logging.disable_progress_bar()
 available()
-with Watch(resident(CPU), CPU) as watch:
+with Watch(floor(CPU), CPU) as watch:
     model = fw.load(sys.argv[1], "nf4:double").model
 found = held(model)
 print(watch.peak.anonymous, found.total - found.mapped)

@@ -26,7 +26,7 @@ def trim() -> None:
 
 @linux
 def test_own_memory_is_seen_as_such() -> None:
-    with Watch(resident.resident(CPU), CPU) as watch:
+    with Watch(resident.floor(CPU), CPU) as watch:
         block = np.ones(BLOCK, np.uint8)
     assert block.size
     assert watch.peak.anonymous is not None
@@ -39,7 +39,7 @@ def test_own_memory_is_seen_as_such() -> None:
 @linux
 def test_pages_of_a_mapped_file_are_seen_as_such(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(bytes(BLOCK))
-    with Watch(resident.resident(CPU), CPU) as watch:
+    with Watch(resident.floor(CPU), CPU) as watch:
         mapped = np.memmap(tmp_path / "weights", np.uint8, "r")
         mapped.max()
     assert watch.peak.anonymous is not None
@@ -51,7 +51,7 @@ def test_pages_of_a_mapped_file_are_seen_as_such(tmp_path: Path) -> None:
 
 @linux
 def test_what_is_freed_before_the_end_counts() -> None:
-    with Watch(resident.resident(CPU), CPU) as watch:
+    with Watch(resident.floor(CPU), CPU) as watch:
         np.ones(BLOCK, np.uint8)
     assert watch.peak.total > BLOCK - SLACK
 
@@ -60,7 +60,7 @@ def test_what_is_freed_before_the_end_counts() -> None:
 def test_what_was_there_before_does_not_count() -> None:
     np.ones(4 * BLOCK, np.uint8)  # an earlier high-water mark
     kept = np.ones(BLOCK, np.uint8)
-    with Watch(resident.resident(CPU), CPU) as watch:
+    with Watch(resident.floor(CPU), CPU) as watch:
         kept += 1
     assert watch.peak.total < SLACK
 
@@ -68,7 +68,7 @@ def test_what_was_there_before_does_not_count() -> None:
 def test_a_failing_block_ends_the_sampling() -> None:
     with (
         pytest.raises(ValueError, match="of the block"),
-        Watch(resident.resident(CPU), CPU) as watch,
+        Watch(resident.floor(CPU), CPU) as watch,
     ):
         raise ValueError("of the block")
     assert not watch._thread.is_alive()
@@ -76,7 +76,7 @@ def test_a_failing_block_ends_the_sampling() -> None:
 
 def test_elsewhere_only_the_total_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with Watch(resident.resident(CPU), CPU) as watch:
+    with Watch(resident.floor(CPU), CPU) as watch:
         block = np.ones(BLOCK, np.uint8)
     assert block.size
     assert watch.peak.total > BLOCK - SLACK

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
 import torch
 
 from featherweight.fastpath.block import Block
-from featherweight.fastpath.cache import GrowingLayer
+from featherweight.fastpath.cache import GrowingLayer, Numbers, Stored
 from featherweight.fastpath.weights import Weights
 from featherweight.native import decoder as native
 
 Angles = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [B, T, rotary_dim / 2]
+_FIXED = {"default", "linear", "llama3", "yarn"}  # kinds of scaling that do not look at the length
+_LONGEST = 1 << 20  # positions that a table is made for
 
 
 class Executor:
     """The layers of one inner model as they lie in memory now, and running them."""
 
-    def __init__(self, inner: Any, block: Block) -> None:
-        self.block = block
+    def __init__(self, inner: Any, block: Block, format: torch.dtype) -> None:
+        self.block, self.format = block, format
         self.weights = Weights(inner, block)
         self.count = self.weights.count
         self._lock = threading.Lock()  # the structs say where one call's cache is
+        self._tables: dict[str | None, Angles] = {}  # [positions, rotary_dim / 2]
+        self._placed: list[Callable[[], Stored | None]] = [lambda: None] * self.count
 
     @torch.no_grad()
     def run(
@@ -51,7 +57,7 @@ class Executor:
         angles = self._angles(inner, x, position_ids)
         step = max(1, native.PRODUCTS // (batch * self._products(past + tokens)))
         if not cached and tokens > step:
-            cached = [GrowingLayer() for _ in range(self.count)]
+            cached = [GrowingLayer(self.format) for _ in range(self.count)]
         for layer in cached:
             layer.agree(past)
         pieces: list[list[torch.Tensor]] = []
@@ -116,23 +122,45 @@ class Executor:
         rotary: Any = inner.get_submodule(self.block.rotary)
         found = {}
         for kind in dict.fromkeys(self.weights.kinds):
-            cos, sin = rotary(x, position_ids) if kind is None else rotary(x, position_ids, kind)
-            sizes = *x.shape[:2], cos.shape[-1] // 2
-            found[kind] = tuple(angle[..., : sizes[2]].expand(sizes) for angle in (cos, sin))
+            cos, sin = self._turned(rotary, kind, x, position_ids)
+            sizes = *x.shape[:2], cos.shape[-1]
+            found[kind] = (cos.expand(sizes), sin.expand(sizes))
         return found
 
-    def _place(self, cached: list[Any], batch: int, tokens: int) -> list[torch.Tensor]:
+    def _turned(
+        self, rotary: Any, kind: str | None, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> Angles:
+        """Of the positions, out of a table where an angle depends on nothing but its position."""
+
+        def angles(positions: torch.Tensor) -> Angles:
+            kinds = () if kind is None else (kind,)
+            cos, sin = rotary(x, positions, *kinds)
+            half = cos.shape[-1] // 2
+            return cos[..., :half].contiguous(), sin[..., :half].contiguous()
+
+        type_ = rotary.rope_type if kind is None else rotary.rope_type[kind]
+        low, high = (int(at) for at in position_ids.aminmax())
+        if type_ not in _FIXED or low < 0 or high >= _LONGEST:
+            return angles(position_ids)
+        table = self._tables.get(kind)
+        if table is None or table[0].shape[0] <= high:
+            cos, sin = angles(torch.arange(max(512, 2 * high))[None])
+            table = self._tables[kind] = (cos[0], sin[0])
+        return table[0][position_ids], table[1][position_ids]
+
+    def _place(self, cached: list[Any], batch: int, tokens: int) -> list[Stored]:
         """Say where keys and values go; without a cache, where the next layer overwrites them."""
         weights = self.weights
         heads, head_dim = weights.decoder.kv_heads, weights.decoder.head_dim
-        kept = []
         if not cached:
-            kept = [torch.empty(batch, heads, tokens, head_dim) for _ in range(2)]
-        for i in range(self.count):
-            keys, values = (
-                cached[i].room(tokens, batch, heads, head_dim, torch.float32) if cached else kept
-            )
-            layer = weights.layers[i]
-            layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
-            layer.capacity = keys.shape[2]
+            one = Numbers.room((batch, heads, tokens, head_dim), self.format)
+            other = Numbers.room((batch, heads, tokens, head_dim), self.format)
+            kept = [Stored(one, other)] * self.count
+        else:
+            kept = [layer.room(tokens, batch, heads, head_dim) for layer in cached]
+        weights.decoder.cache = native.CACHES[kept[0].keys.data.dtype]
+        for i, stored in enumerate(kept):
+            if self._placed[i]() is not stored:
+                self._placed[i] = weakref.ref(stored)
+                native.place(weights.layers[i], stored.keys, stored.values)
         return kept

@@ -29,11 +29,17 @@ class FastForward:
     `reasons` counts why that was. Does not keep the model alive, and goes with a copy of it.
     """
 
-    def __init__(self, inner: Any, block: Block) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        block: Block,
+        format: torch.dtype,
+        reasons: dict[str, int] | None = None,
+    ) -> None:
         self._inner = weakref.ref(inner)
-        self.block = block
+        self.block, self.format = block, format  # of keys and values in dynamic caches
         self.executor: Executor | None = None
-        self.reasons: dict[str, int] = {}
+        self.reasons = {} if reasons is None else reasons
         self._handles: int | None = None  # of hooks, that there were when none was found inside
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,16 +73,16 @@ class FastForward:
             executor = self._executor(inner, given, kwargs, prompt)
             if cache is None and (inner.config.use_cache if use_cache is None else use_cache):
                 cache = DynamicCache(config=inner.config)
-            dtype = next(inner.parameters()).dtype
-            cached = [] if cache is None else places_of(cache, executor.count, dtype)
+            if inputs_embeds is None:
+                inputs_embeds = inner.get_submodule(self.block.embedding)(input_ids)
+            dtype = inputs_embeds.dtype
+            cached = [] if cache is None else places_of(cache, executor.count, self.format, dtype)
             batch, tokens = given.shape[:2]
             past = cached[0].get_seq_length() if cached else 0
             seen = keys_seen(attention_mask, batch, past, tokens)
             window = executor.weights.window
             if getattr(attention_mask, "ndim", 2) == 4 and 0 < window < past + tokens:
                 raise NotServed("a mask that says where the windows are")
-            if inputs_embeds is None:
-                inputs_embeds = inner.get_submodule(self.block.embedding)(input_ids)
             hidden = executor.run(inner, inputs_embeds, seen, position_ids, past, cached, states)
         except NotServed as reason:
             self.reasons[str(reason)] = self.reasons.get(str(reason), 0) + 1
@@ -125,19 +131,19 @@ class FastForward:
                     check(inner, self.block)
                 except UnsupportedError as error:
                     raise NotServed(error.message) from error
-                current = self.executor = Executor(inner, self.block)
+                current = self.executor = Executor(inner, self.block, self.format)
         return current
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FastForward:
-        return FastForward(memo[id(self._inner())], self.block)
+        return FastForward(memo[id(self._inner())], self.block, self.format)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._inner(),)
+        return _again, (self._inner(), self.format)
 
 
-def _again(inner: Any) -> FastForward:
+def _again(inner: Any, format: torch.dtype) -> FastForward:
     """For a copy, by what its class is called: functions in a block cannot be pickled."""
-    return FastForward(inner, blocks()[type(inner).__name__])
+    return FastForward(inner, blocks()[type(inner).__name__], format)
 
 
 def _packed(position_ids: torch.Tensor | None) -> bool:

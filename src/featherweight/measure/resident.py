@@ -33,6 +33,12 @@ class Resident:
     cuda: int | None = None  # in use on the device, by all processes
 
 
+def floor(device: torch.device) -> Resident:
+    """What is resident before something is watched, without what the heap merely keeps."""
+    libc.malloc_trim()
+    return resident(device)
+
+
 def resident(device: torch.device) -> Resident:
     """Resident memory of this process, and use of its GPU."""
     cuda = _cuda_used(device) if device.type == "cuda" else None
@@ -56,7 +62,7 @@ def _cuda_used(device: torch.device) -> int:
 
 
 class Watch:
-    """A block of code whose peak memory is wanted, above the floor `Resident` given.
+    """A block of code whose peak memory is wanted, above the `floor()` given.
 
     A thread samples both kinds of memory; on Linux the total is the kernel's own high-water mark,
     which misses nothing. Meanwhile freed blocks go back to the system at once, so that peaks are of

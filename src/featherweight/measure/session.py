@@ -18,7 +18,7 @@ from featherweight import machine, verify
 from featherweight.errors import FeatherweightError, MissingExtraError
 from featherweight.ledger import apply
 from featherweight.measure import clock, quality
-from featherweight.measure.resident import CPU, Watch, resident
+from featherweight.measure.resident import CPU, Watch, floor
 from featherweight.measure.text import paragraphs, read_text
 from featherweight.measure.workload import Workload
 from featherweight.models import Loaded, load
@@ -55,7 +55,7 @@ class Session:
         parsed = Recipe.parse(recipe) if recipe is not None else None
         _import_libraries(parsed)
         target = _watched(device)
-        self.floor = resident(target)
+        self.floor = floor(target)
         with Watch(self.floor, target) as watch:
             start = time.perf_counter()
             self.loaded = load(model, device=device, trust_remote_code=trust_remote_code)
@@ -65,6 +65,7 @@ class Session:
             applied = apply(self.loaded.model, parsed, reversible=False)
             clock.wait(self._device)
             seconds = time.perf_counter() - start
+        self.receipt = applied.receipt
         here = machine.describe()
         return {
             "recipe": str(parsed),
@@ -156,7 +157,8 @@ class Session:
                     "token": clock.decode(model, self._ids(batch, PROBE_TOKENS)) / PROBE_TOKENS,
                 }
         memory = {"run_memory": asdict(watch.peak), "kv_cache": kv_cache}
-        return {**memory, **self._weights(), "costs": costs}
+        served = {"not_served": self.receipt.not_served}
+        return {**memory, **self._weights(), **served, "costs": costs}
 
     def _warm_up_encoder(self, work: Workload, text: str | None) -> dict[str, Any]:
         costs = {}
@@ -166,7 +168,7 @@ class Session:
                 seconds = clock.encode(self.loaded.model, self._batches(work, batch, text))
                 costs[str(batch)] = {"encode": seconds}
         memory = {"run_memory": asdict(watch.peak), "kv_cache": None}
-        return {**memory, **self._weights(), "costs": costs}
+        return {**memory, **self._weights(), "not_served": {}, "costs": costs}
 
     # --- quality ----------------------------------------------------------------------------
 

@@ -88,6 +88,7 @@ class Side:
         row = self.row
         warm = self.child.ask("warm_up", workload=work.to_json(), text=self._request.text)
         row.run_memory, row.kv_cache = PeakMemory(**warm["run_memory"]), warm["kv_cache"]
+        row.notes += [f"not served by the fast path: {reason}" for reason in warm["not_served"]]
         self._weigh(warm)
         self.costs = warm["costs"]
         if row.kv_cache is not None and self._weights_read is not None:

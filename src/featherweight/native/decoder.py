@@ -18,6 +18,7 @@ from featherweight.native.library import Matrix, library
 
 SEPARATE, STACKED, BY_HEAD = 0, 1, 2
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
+CACHES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 PRODUCTS = 12_000_000_000  # multiply-adds in one call, so that an interrupt waits less than 200 ms
 
 
@@ -44,14 +45,13 @@ class Projection(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """One block and its cache, f32 [batch, kv_heads, capacity, head_dim]."""
+    """One block and its cache, [batch, kv_heads, capacity, head_dim] of `Decoder.cache`."""
 
     _fields_ = (
         *((name, Norm) for name in ("attention_norm", "mlp_norm")),
         *((name, Norm) for name in ("after_attention", "after_mlp", "q_norm", "k_norm")),
         *((name, Projection) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "key_absmax", "value_absmax")),
         ("capacity", ctypes.c_int64),
         ("window", ctypes.c_int64),
         ("scaling", ctypes.c_float),
@@ -68,7 +68,10 @@ class Decoder(ctypes.Structure):
                 "hidden", "heads", "kv_heads", "head_dim", "rotary_dim", "intermediate",
             )
         ),
-        *((name, ctypes.c_int32) for name in ("activation", "parallel", "qkv", "gate_with_up")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("activation", "parallel", "qkv", "gate_with_up", "cache")
+        ),
     )  # fmt: skip
 
 
@@ -116,6 +119,14 @@ def _layers() -> Any:
             hint="install Featherweight again",
         )
     return loaded.fw_decoder_layers
+
+
+def place(layer: Layer, keys: Any, values: Any) -> None:
+    """Say where a layer's cache is: `data`, and `absmax` of codes."""
+    layer.keys, layer.values = keys.data.data_ptr(), values.data.data_ptr()
+    layer.key_absmax = None if keys.absmax is None else keys.absmax.data_ptr()
+    layer.value_absmax = None if values.absmax is None else values.absmax.data_ptr()
+    layer.capacity = keys.data.shape[2]
 
 
 def norm(weight: torch.Tensor, bias: torch.Tensor | None, eps: float, center: bool) -> Norm:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from featherweight import native
 from featherweight.errors import UnsupportedError
-from featherweight.techniques.base import Technique
+from featherweight.techniques.base import Technique, option
 from featherweight.techniques.kernel import kernel
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ class FastPath(Technique):
 
     slot: ClassVar[str] = "forward"
     tolerance: ClassVar[float] = 0.02
+    cache: str = option(
+        "fp32", choices=("fp32", "bf16", "fp16", "int8"), help="format of keys and values"
+    )
 
     def check(self, model: Any) -> None:
         """The native library is there, and knows the architecture and every layer."""
@@ -41,6 +44,7 @@ class FastPath(Technique):
 
     def apply(self, model: Any, ledger: Ledger) -> None:
         """Put the fused forward before the inner model's own."""
+        from featherweight.fastpath.cache import FORMATS
         from featherweight.fastpath.forward import FastForward
         from featherweight.fastpath.known import inner_of
 
@@ -49,12 +53,14 @@ class FastPath(Technique):
         for layer in block.layer_list(inner):
             for path in block.projections.values():
                 _stand_upright(layer.get_submodule(path), ledger)
-        ledger.set(inner, "forward", FastForward(inner, block))
+        not_served = ledger.receipt.not_served
+        forward = FastForward(inner, block, FORMATS[self.cache], not_served)
+        ledger.set(inner, "forward", forward)
         layers = len(block.layer_list(inner))
         ledger.receipt.record(
             name or type(inner).__name__, "changed", f"{layers} layers → one call"
         )
-        ledger.receipt.actual["layers"] = kernel(model)
+        ledger.receipt.actual["layers"] = f"{kernel(model)}, keys and values in {self.cache}"
 
 
 def _stand_upright(module: Any, ledger: Ledger) -> None:

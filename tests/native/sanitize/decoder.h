@@ -54,6 +54,7 @@ struct Decoder {
     d.activation = int(between(0, 3));
     d.parallel = int(between(0, 1));
     d.gate_with_up = one_in(3);
+    d.cache = int(between(FW_F32, FW_I8));
     const int64_t own = d.heads * d.head_dim, shared = d.kv_heads * d.head_dim;
     for (int64_t i = between(1, 2); i > 0; --i) {
       fw_layer layer{};
@@ -86,13 +87,19 @@ struct Decoder {
     const fw_decoder& d = sizes;
     const int64_t half = d.rotary_dim / 2;
     std::vector<fw_layer> placed = layers;
-    std::vector<std::vector<float>> caches;
+    std::vector<std::vector<uint8_t>> caches;
+    const auto room = [&](int64_t bytes) {  // of NaN, in every float type
+      caches.emplace_back(size_t(batch * d.kv_heads * length * bytes), uint8_t(255));
+      return static_cast<void*>(caches.back().data());
+    };
+    constexpr int kBytes[] = {4, 2, 2, 1};
     for (fw_layer& layer : placed) {
       layer.capacity = length;
-      for (float** target : {&layer.keys, &layer.values}) {
-        caches.emplace_back(size_t(batch * d.kv_heads * length * d.head_dim), NAN);
-        *target = caches.back().data();
-      }
+      layer.keys = room(d.head_dim * kBytes[d.cache]);
+      layer.values = room(d.head_dim * kBytes[d.cache]);
+      if (d.cache != FW_I8) continue;
+      layer.key_absmax = static_cast<float*>(room(4));
+      layer.value_absmax = static_cast<float*>(room(4));
     }
     for (int64_t past = 0; past < length; past += step) {
       const int64_t tokens = past + step < length ? step : length - past;

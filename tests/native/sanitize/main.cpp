@@ -177,7 +177,9 @@ void check_decoder(int threads) {
       const int64_t t = int64_t(i) / d.hidden % length;
       if (t < (length - 1) / step * step) continue;
       const double found = parts[i], expected = whole[i];
-      expect(fabs(found - expected) <= 1e-3 * (1 + fabs(expected)), "fw_decoder_layers",
+      // Sums in another order may round what is cached the other way.
+      const double tolerance = d.cache == FW_F32 ? 1e-3 : d.cache == FW_F16 ? 1e-2 : 0.1;
+      expect(fabs(found - expected) <= tolerance * (1 + fabs(expected)), "fw_decoder_layers",
              decoder.layers[0].q.weight, length, FW_F32, found, expected);
     }
   }
