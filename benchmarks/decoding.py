@@ -19,7 +19,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
@@ -29,14 +29,13 @@ import torch
 from llama_cpp_side import FORMATS, LlamaCpp, files
 from random_checkpoint import default_folder, write
 from transformers.utils.logging import disable_progress_bar
+from turns import Ours, Read, rate, take_turns, times
 
 import featherweight as fw
 from featherweight import native
 from featherweight.measure import clock
-from featherweight.measure.stats import paired_ratio
 from featherweight.named import NAMED, fetch
 from featherweight.paths import cache_dir
-from featherweight.tensors import held_bytes
 
 PAIRS = {
     "nf4:head=int8+fastpath": ("Q4_0", "IQ4_NL"),
@@ -44,46 +43,11 @@ PAIRS = {
 }
 DECODED = ["Q4_0", "IQ4_NL", "Q8_0"]
 PROMPT = 512  # tokens of `prefill`
-READ = 512 << 20  # bytes
-# Threads of OpenMP look busily for work for some milliseconds before they sleep; who comes next
-# waits for that.
-SETTLE = 0.05  # seconds
 HELD = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
 }
-
-
-class Ours:
-    """A recipe in this process."""
-
-    def __init__(self, folder: Path, recipe: str) -> None:
-        self.model = fw.load(folder, recipe).model
-
-    def decode(self, ids: torch.Tensor, new_tokens: int) -> float:
-        """Tokens a second between the first new one and the last."""
-        return (new_tokens - 1) / clock.generate(self.model, ids, new_tokens)[1]
-
-    def prefill(self, ids: torch.Tensor) -> float:
-        """Tokens a second."""
-        return ids.numel() / clock.prefill(self.model, ids)
-
-    def logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Of the last token, [V]."""
-        return clock.forward(self.model, ids)[0][0, -1].float()
-
-    def bytes_read(self, context: float) -> float:
-        """For one token: weights and scales, the head, and a float32 cache of `context` tokens."""
-        config, inner = self.model.config, self.model.model
-        weights = held_bytes([inner.layers, inner.norm, self.model.get_output_embeddings()])
-        head_dim = inner.layers[0].self_attn.head_dim
-        cache = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * 4
-        return weights + cache * context
-
-    def reasons(self) -> dict[str, int]:
-        """Why calls went to the model's own forward, if any did."""
-        return getattr(self.model.model.forward, "reasons", {})
 
 
 class Theirs:
@@ -108,53 +72,26 @@ class Theirs:
         return torch.tensor(self.side("logits", name=self.name, ids=ids[0].tolist()))
 
 
-class Read:
-    """A plain read of memory far beyond the caches; GB/s."""
-
-    def __init__(self) -> None:
-        self.data = torch.ones(READ, dtype=torch.uint8)
-
-    def decode(self, ids: torch.Tensor, new_tokens: int) -> float:
-        """Of as long as a sample of the others may last; neither argument matters."""
-        start = time.perf_counter()
-        for times in range(1, 100):  # noqa: B007
-            native.sum_words(self.data)
-            if time.perf_counter() - start > clock.LEAST_SECONDS:
-                break
-        return times * READ / (time.perf_counter() - start) / 1e9
-
-
-def take_turns(
+def alternate(
     sides: dict[str, Any], part: str, rounds: int, rival: LlamaCpp, *given: Any
 ) -> dict[str, list[float]]:
-    """A sample of each side a round, after one round that warms up; each second one backwards.
+    """Samples of all sides in turns. Also prints how busy the process was that waited."""
+    busy, spent = [], []
 
-    Also prints how busy the side was that waited.
-    """
-    samples: dict[str, list[float]] = {name: [] for name in sides}
-    busy = spent = 0.0
-    for turn in range(rounds + 1):
-        for name in list(sides)[:: -1 if turn % 2 else 1]:
-            time.sleep(SETTLE)
-            waits = time.process_time if isinstance(sides[name], Theirs) else rival.cpu_seconds
+    def watched(side: Any) -> Callable[[], float]:
+        def sample() -> float:
+            waits = time.process_time if isinstance(side, Theirs) else rival.cpu_seconds
             start, before = time.perf_counter(), waits()
-            rate = getattr(sides[name], part)(*given)
-            busy, spent = busy + waits() - before, spent + time.perf_counter() - start
-            if turn:
-                samples[name].append(rate)
-    print(f"    (while one side ran, the other used {busy / spent:.2%} of a core)")
+            rate = getattr(side, part)(*given)
+            busy.append(waits() - before)
+            spent.append(time.perf_counter() - start)
+            return rate
+
+        return sample
+
+    samples = take_turns({name: watched(side) for name, side in sides.items()}, rounds)
+    print(f"    (while one side ran, the other used {sum(busy) / sum(spent):.2%} of a core)")
     return samples
-
-
-def times(ours: Iterable[float], theirs: Iterable[float]) -> str:
-    """The paired ratio, and its interval."""
-    found = paired_ratio(list(ours), list(theirs))
-    return f"{found.value:.2f} ({found.low:.2f}-{found.high:.2f})"
-
-
-def rate(name: str, samples: list[float], unit: str = "t/s") -> str:
-    """Median and range."""
-    return f"    {name:<28} {median(samples):7.1f} ({min(samples):.1f}-{max(samples):.1f}) {unit}"
 
 
 @torch.inference_mode()
@@ -163,7 +100,7 @@ def decode(sides: dict[str, Any], options: argparse.Namespace, rival: LlamaCpp) 
     print(f"\ndecode: {options.new_tokens} tokens after {options.prompt_tokens}")
     sides = {"read": Read()} | sides
     ids = clock.random_ids(options.vocabulary, 1, options.prompt_tokens, 0, "cpu")
-    samples = take_turns(sides, "decode", options.rounds, rival, ids, options.new_tokens)
+    samples = alternate(sides, "decode", options.rounds, rival, ids, options.new_tokens)
     read = samples["read"]
     print(rate("read", read, "GB/s"))
     for name, side in sides.items():
@@ -185,7 +122,7 @@ def prefill(sides: dict[str, Any], options: argparse.Namespace, rival: LlamaCpp)
     """Print tokens a second of every side, and the best of ours against the others."""
     print(f"\nprefill: {PROMPT} tokens (cosine of the last logits with those of torch fp32)")
     ids = clock.random_ids(options.vocabulary, 1, PROMPT, 0, "cpu")
-    samples = take_turns(sides, "prefill", options.rounds, rival, ids)
+    samples = alternate(sides, "prefill", options.rounds, rival, ids)
     exact = sides["fp32"].logits(ids)
     for name, side in sides.items():
         cosine = torch.cosine_similarity(side.logits(ids), exact, dim=0)

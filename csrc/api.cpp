@@ -83,7 +83,7 @@ int fw_linear(const fw_matrix* weight, const void* x, void* out, const float* bi
               int type, float threshold, int flags, int threads) {
   if (m <= 0 || weight->rows <= 0) return 0;
   const auto call = fw::make_call(*weight, x, out, bias, m, type, threshold, flags, threads);
-  return m <= fw::kFewRows ? fw::few_rows(&call, 1) : fw::many_rows(call);
+  return m <= fw::kFewRows ? fw::few_rows(&call, 1) : fw::many_rows(&call, 1);
 }
 
 int fw_linear_codes(const fw_matrix* weight, const int8_t* codes, const float* absmax,
@@ -101,7 +101,7 @@ int fw_linear_codes(const fw_matrix* weight, const int8_t* codes, const float* a
   // The kernels for few rows rely on −127 … 127, all that quantising gives; −128 is for the others.
   const bool few = m <= fw::kFewRows;
   const bool extreme = few && w.columns > 0 && memchr(codes, 0x80, size_t(m * w.columns));
-  return few && !extreme ? fw::few_rows(&call, 1) : fw::many_rows(call);
+  return few && !extreme ? fw::few_rows(&call, 1) : fw::many_rows(&call, 1);
 }
 
 void fw_decode(const fw_matrix* weight, void* out, int type, int threads) {

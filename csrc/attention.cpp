@@ -7,10 +7,18 @@ namespace fw {
 namespace {
 
 constexpr int64_t kSplit = 32;          // keys, at least, that one share of a query's keys has
+constexpr int64_t kLaidOut = 1 << 20;   // numbers laid out at a time, or those of one head
 constexpr int64_t kSerialWork = 16384;  // products below which other threads are left asleep
 
 int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 int64_t at_most(int64_t limit, int64_t n) { return n < limit ? n : limit; }
+
+// Keys and values of some heads in panels.
+struct LaidOut {
+  float *keys, *values;
+  int64_t of_keys, of_values;   // numbers of one head
+  int64_t batch, first, heads;  // heads of keys: the first, and how many
+};
 
 struct Attention {
   const Kernels& kernels;
@@ -57,7 +65,8 @@ struct Attention {
 
   int one_token() const;
   int many_tokens() const;
-  int many_tokens_of(int64_t batch, int64_t kv_head, float* keys, float* values) const;
+  int lay_out(const LaidOut& to) const;
+  int many_tokens_of(const LaidOut& from) const;
 };
 
 // One token a sequence: keys and values are read once for all heads that share them, and the keys
@@ -112,27 +121,32 @@ int Attention::one_token() const {
 }
 
 // Strips of queries times panels of keys, softmax, times panels of values: the kernels of a GEMM.
+// As many heads of keys at a time as are laid out in little memory.
 int Attention::many_tokens() const {
-  const GemmShape shape = kernels.gemm_shape();
-  const int64_t panel = shape.panel;
+  const int64_t panel = kernels.gemm_shape().panel, n = length();
+  const int64_t of_keys = ceil_div(n, panel) * panel * dim();
+  const int64_t of_values = ceil_div(dim(), panel) * panel * n;
+  const int64_t fit = kLaidOut / (of_keys + of_values);
+  const int64_t heads = fit < 1 ? 1 : at_most(fit, decoder.kv_heads);
   Scratch scratch(Scratch::kCall);
-  float* keys = scratch.take<float>(ceil_div(length(), panel) * panel * dim());
-  float* values = scratch.take<float>(ceil_div(dim(), panel) * panel * length());
+  float* keys = scratch.take<float>(of_keys * heads);
+  float* values = scratch.take<float>(of_values * heads);
   if (!keys || !values) return -1;
   for (int64_t batch = 0; batch < chunk.batch; ++batch) {
-    for (int64_t kv_head = 0; kv_head < decoder.kv_heads; ++kv_head) {
-      if (many_tokens_of(batch, kv_head, keys, values)) return -1;
+    for (int64_t head = 0; head < decoder.kv_heads; head += heads) {
+      const LaidOut laid_out{keys,  values, of_keys, of_values,
+                             batch, head,   at_most(heads, decoder.kv_heads - head)};
+      if (lay_out(laid_out) || many_tokens_of(laid_out)) return -1;
     }
   }
   return 0;
 }
 
-int Attention::many_tokens_of(int64_t batch, int64_t kv_head, float* keys, float* values) const {
-  const GemmShape shape = kernels.gemm_shape();
-  const int64_t n = length(), d = dim(), panel = shape.panel, rows = shape.strip_rows;
-  const int64_t width = ceil_div(d, panel) * panel;
+int Attention::lay_out(const LaidOut& to) const {
+  const int64_t n = length(), d = dim(), panel = kernels.gemm_shape().panel;
+  const int64_t panels = ceil_div(n, panel), width = ceil_div(d, panel) * panel;
   int failed = 0;
-  parallel_ranges(ceil_div(n, panel), 1, threads, [&](int64_t begin, int64_t end) {
+  parallel_ranges(to.heads * panels, 1, threads, [&](int64_t begin, int64_t end) {
     Scratch scratch(Scratch::kLoop);
     float* decoded = scratch.take<float>(panel * d);
     if (!decoded) {
@@ -140,10 +154,11 @@ int Attention::many_tokens_of(int64_t batch, int64_t kv_head, float* keys, float
       return;
     }
     for (int64_t p = begin; p < end; ++p) {
-      const int64_t key = p * panel, count = at_most(panel, n - key);
-      const CachedHead head = cached(batch, kv_head, key);
+      const int64_t key = p % panels * panel, count = at_most(panel, n - key);
+      const CachedHead head = cached(to.batch, to.first + p / panels, key);
+      float* values = to.values + p / panels * to.of_values;
       widen(head.keys, head.key_absmax, count, decoded);
-      kernels.pack_keys(decoded, d, count, panel, keys + key * d);
+      kernels.pack_keys(decoded, d, count, panel, to.keys + p / panels * to.of_keys + key * d);
       widen(head.values, head.value_absmax, count, decoded);
       for (int64_t j = key; j < key + count; ++j) {
         for (int64_t i = 0; i < width; i += panel) {
@@ -155,34 +170,44 @@ int Attention::many_tokens_of(int64_t batch, int64_t kv_head, float* keys, float
       }
     }
   });
-  if (failed) return failed;
-  const int64_t strips = ceil_div(chunk.tokens, rows), tasks = strips * group();
-  parallel_ranges(tasks, 1, threads, [&](int64_t begin, int64_t end) {
+  return failed;
+}
+
+int Attention::many_tokens_of(const LaidOut& from) const {
+  const GemmShape shape = kernels.gemm_shape();
+  const int64_t n = length(), d = dim(), panel = shape.panel, rows = shape.strip_rows;
+  const int64_t width = ceil_div(d, panel) * panel, strips = ceil_div(chunk.tokens, rows);
+  int failed = 0;
+  parallel_ranges(from.heads * group() * strips, 1, threads, [&](int64_t begin, int64_t end) {
     Scratch scratch(Scratch::kLoop);
     float* strip = scratch.take<float>((n > d ? n : d) * rows);
     float* scores = scratch.take<float>(rows * (n + panel));
     float* tile = scratch.take<float>(rows * width);
-    if (!strip || !scores || !tile) {
+    float* shares = scratch.take<float>(rows);
+    if (!strip || !scores || !tile || !shares) {
       __atomic_store_n(&failed, -1, __ATOMIC_RELAXED);
       return;
     }
+    const uint8_t* mask = seen(from.batch);
     for (int64_t task = begin; task < end; ++task) {
       // From both ends in turns: later tokens see more keys, and shares are contiguous.
-      const int64_t i = task / group();
+      const int64_t i = task % strips, of_these = task / strips;
+      const int64_t head = from.first * group() + of_these;
       const int64_t t = (i % 2 ? strips - 1 - i / 2 : i / 2) * rows;
-      const int64_t head = kv_head * group() + task % group();
+      const float* keys = from.keys + of_these / group() * from.of_keys;
+      const float* values = from.values + of_these / group() * from.of_values;
       const int64_t count = at_most(rows, chunk.tokens - t);
       const int64_t low = first(t) / panel * panel, high = this->end(t + count - 1);
       const int64_t across = ceil_div(high - low, panel) * panel, summed = high - low;
-      kernels.pack_strip_float(query(batch, t, head), q.row, int(count), d, strip);
+      kernels.pack_strip_float(query(from.batch, t, head), q.row, int(count), d, strip);
       memset(scores, 0, size_t(rows * across) * sizeof *scores);
       for (int64_t key = 0; key < across; key += panel) {
         kernels.gemm_float(keys + (low + key) * d, strip, d, scores + key, across);
       }
-      const uint8_t* mask = seen(batch);
       for (int64_t r = 0; r < count; ++r) {
-        kernels.softmax(scores + r * across, mask ? mask + low : nullptr, first(t + r) - low,
-                        this->end(t + r) - low, across, layer.scaling);
+        shares[r] = kernels.softmax(scores + r * across, mask ? mask + low : nullptr,
+                                    first(t + r) - low, this->end(t + r) - low, across,
+                                    layer.scaling);
       }
       kernels.pack_strip_float(scores, across, int(count), summed, strip);
       memset(tile, 0, size_t(rows * width) * sizeof *tile);
@@ -190,7 +215,8 @@ int Attention::many_tokens_of(int64_t batch, int64_t kv_head, float* keys, float
         kernels.gemm_float(values + column * n + low * panel, strip, summed, tile + column, width);
       }
       for (int64_t r = 0; r < count; ++r) {
-        memcpy(result(batch, t + r, head), tile + r * width, size_t(d) * sizeof *out);
+        float* target = result(from.batch, t + r, head);
+        for (int64_t k = 0; k < d; ++k) target[k] = tile[r * width + k] * shares[r];
       }
     }
   });

@@ -66,7 +66,7 @@ bool Forward::take(Scratch& scratch) {
   return true;
 }
 
-// Few rows: those that share what is made of the input run as one.
+// Those that share what is made of the input run as one.
 int Forward::products(const fw_projection* const* weights, float* const* outs, int count,
                       const float* input) {
   int begin = 0;
@@ -75,15 +75,11 @@ int Forward::products(const fw_projection* const* weights, float* const* outs, i
       const fw_projection& p = *weights[i];
       return make_call(p.weight, input, outs[i], p.bias, m, FW_F32, p.threshold, p.flags, threads);
     };
-    if (m > kFewRows) {
-      if (many_rows(call(begin++))) return -1;
-      continue;
-    }
     const Call calls[] = {call(begin), call(begin + 1 < count ? begin + 1 : begin),
                           call(begin + 2 < count ? begin + 2 : begin)};
     int alike_calls = 1;
     while (begin + alike_calls < count && alike(calls[0], calls[alike_calls])) ++alike_calls;
-    if (few_rows(calls, alike_calls)) return -1;
+    if ((m > kFewRows ? many_rows : few_rows)(calls, alike_calls)) return -1;
     begin += alike_calls;
   }
   return 0;

@@ -71,8 +71,9 @@
          (float* x, int64_t half, const float* cos, const float* sin))                            \
   KERNEL(void, add, (float* x, const float* y, int64_t n))                                        \
                                                                                                   \
-  /* Softmax of scaling · x[begin … end) where seen (null: everywhere); 0 elsewhere up to n. */   \
-  KERNEL(void, softmax,                                                                           \
+  /* e^(scaling · (x − its maximum)) of x[begin … end) where seen (null: everywhere), 0 elsewhere \
+     up to n; 1 / their sum, or 0 where nothing is seen. */                                       \
+  KERNEL(float, softmax,                                                                          \
          (float* x, const uint8_t* seen, int64_t begin, int64_t end, int64_t n, float scaling))   \
   /* Unnormalised attention of at most kFewQueries rows over n keys: out[rows, dim] divided by    \
      total[rows] is the result, e^most[rows] the scale that was taken out. */                     \

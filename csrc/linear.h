@@ -49,6 +49,7 @@ class Outliers {
  public:
   // Finds the columns, or takes those that were given; false where memory is short.
   bool find(const Call& call, Scratch& scratch);
+  bool any() const { return count_ > 0; }
   // Moves the outliers of row m out of x[columns].
   void take(int64_t m, float* x);
   // With FW_PER_BATCH, what is left in outlier columns is multiplied in float32 too.
@@ -69,7 +70,13 @@ class Outliers {
 void quantize_row(const Call& call, Outliers& outliers, int64_t m, float* x, int8_t* codes,
                   float* scales);
 
-// Adds outliers and bias to tile[m][rows] and writes it as rows first … of out.
+// A row of activations: where it is, or in `buffer`.
+const float* floats(const Call& call, int64_t m, float* buffer);
+
+// Adds outliers and bias to tile[m][rows] …
+void add_rest(const Call& call, const Outliers& outliers, int64_t first, int64_t m, int64_t row,
+              int64_t rows, float* tile, int64_t stride);
+// … and writes it as rows first … of out.
 void finish(const Call& call, const Outliers& outliers, int64_t first, int64_t m, int64_t row,
             int64_t rows, float* tile, int64_t stride);
 
@@ -80,8 +87,9 @@ Call make_call(const fw_matrix& weight, const void* x, void* out, const float* b
 // Products of the same activations: what is made of these for one call serves the other.
 bool alike(const Call& a, const Call& b);
 
-int few_rows(const Call* calls, int count);  // at most kFewRows, alike: weights as they are stored
-int many_rows(const Call& call);             // weights laid out in panels, tile by tile
+// Calls that are alike. At most kFewRows: weights as they are stored.
+int few_rows(const Call* calls, int count);
+int many_rows(const Call* calls, int count);  // weights laid out in panels, tile by tile
 
 // Where the heads of a row of queries (or keys, or values) are.
 struct Heads {

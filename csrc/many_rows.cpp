@@ -28,16 +28,26 @@ struct Strips {
   }
 };
 
-// Panels, some beside each other, and strips in as many groups as give every thread something.
+// How the panels of a weight and the strips are shared out: `beside` panels with a group of strips
+// each time. The longest of the threads' shares decides, which lays out its panels too.
 struct Shares {
-  int64_t count, groups, strips_in_group;
+  int64_t beside = 1, across = 1, groups = 1, strips_in_group = 1;
 
-  Shares(int64_t panels, int64_t strips, int threads) {
-    const int64_t wanted = threads > 1 ? ceil_div(4 * threads, panels) : 1;
-    strips_in_group = ceil_div(strips, wanted < strips ? wanted : strips);
-    groups = ceil_div(strips, strips_in_group);
-    count = panels * groups;
+  Shares(int64_t panels, int64_t most_beside, int64_t strips, int threads) {
+    constexpr int64_t kLayingOut = 4;  // strips that a panel could have met meanwhile
+    int64_t least = INT64_MAX;
+    for (int64_t wanted = 1; wanted <= at_most(strips, 2 * threads); ++wanted) {
+      const int64_t in_group = ceil_div(strips, wanted), there = ceil_div(strips, in_group);
+      for (int64_t width = most_beside; width > 0; --width) {
+        const int64_t sets = ceil_div(panels, width);
+        const int64_t cost = ceil_div(sets * there, threads) * width * (in_group + kLayingOut);
+        if (cost >= least) continue;
+        least = cost;
+        beside = width, across = sets, groups = there, strips_in_group = in_group;
+      }
+    }
   }
+  int64_t count() const { return across * groups; }
 };
 
 int pack_codes(const Call& call, const GemmShape& shape, Outliers& outliers, Strips& strips) {
@@ -94,90 +104,145 @@ int pack_floats(const Kernels& kernels, const GemmShape& shape, const void* x, i
   return failed;
 }
 
+// A product of strips and the panels of one weight, for one thread.
+struct Product {
+  const Call& call;
+  const GemmShape& shape;
+  const Outliers& outliers;
+  const Strips& strips;
+  int64_t block;   // codes that share a scale
+  int64_t width;   // outputs of the panels that are beside each other
+  int64_t summed;  // words of a panel
+  float* tiles;    // [strips, strip_rows, width]
+  int32_t* panels;
+  float* scales;
+  int32_t* starts;
+
+  void codes(int64_t first, int64_t count, int64_t row, int64_t rows) const;
+  void floats(int64_t first, int64_t count, int64_t row, int64_t rows) const;
+  void lay_out_codes(int64_t row, int64_t rows) const {
+    const fw_matrix& w = call.weight;
+    const int8_t* table = w.format == FW_4BIT ? int8_table(w.code).codes : nullptr;
+    for (int64_t r = 0; r < rows; r += shape.panel) {
+      call.kernels.pack_panel_codes(w, table, row + r, strips.laid_out, block, panels + r * summed,
+                                    scales + r * strips.blocks, starts + r * strips.blocks);
+    }
+  }
+};
+
+// Whole strips of float32 results are written where they belong, others by way of a tile.
+void Product::codes(int64_t first, int64_t count, int64_t row, int64_t rows) const {
+  const int64_t blocks = strips.blocks, strip_rows = shape.strip_rows, n = call.weight.rows;
+  const bool in_place = call.type == FW_F32 && rows % shape.panel == 0;
+  for (int64_t i = first; i < first + count; ++i) {
+    const int64_t x_row = i * strip_rows, there = at_most(strip_rows, call.m - x_row);
+    const bool direct = in_place && there == strip_rows;
+    float* out = static_cast<float*>(call.out) + x_row * n + row;
+    float* to = direct ? out : tiles + (i - first) * strip_rows * width;
+    for (int64_t r = 0; r < rows; r += shape.panel) {
+      call.kernels.gemm_codes(panels + r * summed, scales + r * blocks, starts + r * blocks,
+                              strips.data + i * strips.words,
+                              strips.scales + i * blocks * strip_rows, block / shape.step, blocks,
+                              to + r, direct ? n : width);
+    }
+    for (int64_t m = 0; in_place && !direct && m < there; ++m) {
+      memcpy(out + m * n, to + m * width, size_t(rows) * sizeof *out);
+    }
+  }
+  const int64_t x_row = first * strip_rows, m = at_most(count * strip_rows, call.m - x_row);
+  if (in_place) {
+    add_rest(call, outliers, x_row, m, row, rows, static_cast<float*>(call.out) + x_row * n + row,
+             n);
+  } else {
+    finish(call, outliers, x_row, m, row, rows, tiles, width);
+  }
+}
+
+void Product::floats(int64_t first, int64_t count, int64_t row, int64_t rows) const {
+  const int64_t strip_rows = shape.strip_rows, columns = call.weight.columns;
+  float* decoded = reinterpret_cast<float*>(panels);
+  memset(tiles, 0, size_t(count * strip_rows * width) * sizeof *tiles);
+  for (int64_t column = 0; column < columns; column += kSummed) {
+    const int64_t n = at_most(kSummed, columns - column);
+    for (int64_t r = 0; r < rows; r += shape.panel) {
+      call.kernels.pack_panel_rows(call.weight, row + r, column, n, decoded + r * n);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const float* strip = strips.floats(shape, first + i, column, n);
+      for (int64_t r = 0; r < rows; r += shape.panel) {
+        call.kernels.gemm_float(decoded + r * n, strip, n, tiles + i * strip_rows * width + r,
+                                width);
+      }
+    }
+  }
+  const int64_t x_row = first * strip_rows;
+  finish(call, outliers, x_row, at_most(count * strip_rows, call.m - x_row), row, rows, tiles,
+         width);
+}
+
+// What threads [begin, end) of call.threads have to do.
+int multiply(const Call& call, const GemmShape& shape, const Outliers& outliers,
+             const Strips& strips, int64_t block, int64_t begin, int64_t end) {
+  const int64_t summed = call.integer ? strips.laid_out / shape.step : kSummed;
+  const int64_t fit = kBesideBytes / (summed * shape.panel * 4), n = call.weight.rows;
+  const Shares shares(ceil_div(n, shape.panel), fit < 1 ? 1 : at_most(kBeside, fit), strips.count,
+                      call.threads);
+  const int64_t width = shares.beside * shape.panel;
+  Scratch scratch(Scratch::kLoop);
+  float* tiles = scratch.take<float>(shares.strips_in_group * shape.strip_rows * width);
+  int32_t* panels = scratch.take<int32_t>(width * summed);
+  float* scales = scratch.take<float>(width * strips.blocks);
+  int32_t* starts = scratch.take<int32_t>(width * strips.blocks);
+  if (!tiles || !panels || !scales || !starts) return -1;
+  const Product product{call,   shape, outliers, strips, block, width,
+                        summed, tiles, panels,   scales, starts};
+  int64_t packed = -1;
+  const int64_t last = shares.count() * end / call.threads;
+  for (int64_t share = shares.count() * begin / call.threads; share < last; ++share) {
+    const int64_t row = share / shares.groups * width, rows = at_most(width, n - row);
+    const int64_t first = share % shares.groups * shares.strips_in_group;
+    const int64_t count = at_most(shares.strips_in_group, strips.count - first);
+    if (!call.integer) {
+      product.floats(first, count, row, rows);
+      continue;
+    }
+    if (packed != row) product.lay_out_codes(row, rows);
+    packed = row;
+    product.codes(first, count, row, rows);
+  }
+  return 0;
+}
+
 }  // namespace
 
-int many_rows(const Call& call) {
-  const fw_matrix& w = call.weight;
-  const Kernels& kernels = call.kernels;
-  const GemmShape shape = kernels.gemm_shape();
+int many_rows(const Call* calls, int count) {
+  const Call& first = calls[0];
+  const GemmShape shape = first.kernels.gemm_shape();
   // Panels and strips are laid out 64 codes at a time.
-  const int64_t laid_out = (w.columns + 63) / 64 * 64;
-  const int64_t block = w.format == FW_I8 ? laid_out : call.block;
-  const int64_t blocks = call.integer ? laid_out / block : 1;
+  const int64_t columns = first.weight.columns, laid_out = (columns + 63) / 64 * 64;
+  const int64_t block = first.weight.format == FW_I8 ? laid_out : first.block;
   Scratch scratch(Scratch::kCall);
   Outliers outliers;
-  if (!outliers.find(call, scratch)) return -1;
+  if (!outliers.find(first, scratch)) return -1;
 
   Strips strips;
-  strips.count = ceil_div(call.m, shape.strip_rows);
-  strips.words = shape.strip_rows * (call.integer ? laid_out / shape.step : w.columns);
+  strips.count = ceil_div(first.m, shape.strip_rows);
+  strips.words = shape.strip_rows * (first.integer ? laid_out / shape.step : columns);
   strips.laid_out = laid_out;
-  strips.blocks = blocks;
+  strips.blocks = first.integer ? laid_out / block : 1;
+  const int64_t scales = first.integer ? strips.count * strips.blocks * shape.strip_rows : 1;
   strips.data = scratch.take<int32_t>(strips.count * strips.words);
-  strips.scales = scratch.take<float>(call.integer ? strips.count * blocks * shape.strip_rows : 1);
+  strips.scales = scratch.take<float>(scales);
   if (!strips.data || !strips.scales) return -1;
-  int failed = call.integer ? pack_codes(call, shape, outliers, strips)
-                            : pack_floats(kernels, shape, call.x, call.type, call.m, w.columns,
-                                          call.threads, strips);
+  int failed = first.integer ? pack_codes(first, shape, outliers, strips)
+                             : pack_floats(first.kernels, shape, first.x, first.type, first.m,
+                                           columns, first.threads, strips);
   if (failed) return failed;
-
-  const int64_t summed = call.integer ? laid_out / shape.step : kSummed;  // words of a panel
-  const int64_t fit = kBesideBytes / (summed * shape.panel * 4);
-  const int64_t beside = fit < 1 ? 1 : fit < kBeside ? fit : kBeside;
-  const int64_t width = beside * shape.panel;
-  const Shares shares(ceil_div(w.rows, width), strips.count, call.threads);
-  const int8_t* table = w.format == FW_4BIT ? int8_table(w.code).codes : nullptr;
-  parallel_ranges(shares.count, 1, call.threads, [&](int64_t begin, int64_t end) {
-    Scratch scratch(Scratch::kLoop);
-    float* tiles = scratch.take<float>(shares.strips_in_group * shape.strip_rows * width);
-    int32_t* panels = scratch.take<int32_t>(width * summed);
-    float* scales = scratch.take<float>(width * blocks);
-    int32_t* starts = scratch.take<int32_t>(width * blocks);
-    if (!tiles || !panels || !scales || !starts) {
-      __atomic_store_n(&failed, -1, __ATOMIC_RELAXED);
-      return;
-    }
-    int64_t packed = -1;
-    for (int64_t share = begin; share < end; ++share) {
-      const int64_t row = share / shares.groups * width;
-      const int64_t rows = at_most(width, w.rows - row);
-      const int64_t first = share % shares.groups * shares.strips_in_group;
-      const int64_t count = at_most(shares.strips_in_group, strips.count - first);
-      if (call.integer) {
-        for (int64_t r = 0; packed != row && r < rows; r += shape.panel) {
-          kernels.pack_panel_codes(w, table, row + r, laid_out, block, panels + r * summed,
-                                   scales + r * blocks, starts + r * blocks);
-        }
-        packed = row;
-        for (int64_t i = 0; i < count; ++i) {
-          for (int64_t r = 0; r < rows; r += shape.panel) {
-            kernels.gemm_codes(panels + r * summed, scales + r * blocks, starts + r * blocks,
-                               strips.data + (first + i) * strips.words,
-                               strips.scales + (first + i) * blocks * shape.strip_rows,
-                               block / shape.step, blocks,
-                               tiles + i * shape.strip_rows * width + r, width);
-          }
-        }
-      } else {
-        memset(tiles, 0, size_t(count * shape.strip_rows * width) * sizeof *tiles);
-        for (int64_t column = 0; column < w.columns; column += kSummed) {
-          const int64_t n = at_most(kSummed, w.columns - column);
-          float* decoded = reinterpret_cast<float*>(panels);
-          for (int64_t r = 0; r < rows; r += shape.panel) {
-            kernels.pack_panel_rows(w, row + r, column, n, decoded + r * n);
-          }
-          for (int64_t i = 0; i < count; ++i) {
-            const float* strip = strips.floats(shape, first + i, column, n);
-            for (int64_t r = 0; r < rows; r += shape.panel) {
-              kernels.gemm_float(decoded + r * n, strip, n,
-                                 tiles + i * shape.strip_rows * width + r, width);
-            }
-          }
-        }
+  parallel_ranges(first.threads, 1, first.threads, [&](int64_t begin, int64_t end) {
+    for (int i = 0; i < count; ++i) {
+      if (multiply(calls[i], shape, outliers, strips, block, begin, end)) {
+        __atomic_store_n(&failed, -1, __ATOMIC_RELAXED);
       }
-      const int64_t x_row = first * shape.strip_rows;
-      finish(call, outliers, x_row, at_most(count * shape.strip_rows, call.m - x_row), row, rows,
-             tiles, width);
     }
   });
   return failed;

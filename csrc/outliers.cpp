@@ -50,13 +50,13 @@ bool Outliers::find(const Call& call, Scratch& scratch) {
   bool failed = false;
   parallel_ranges(call.m, 8, call.threads, [&](int64_t begin, int64_t end) {
     Scratch scratch(Scratch::kLoop);
-    float* x = scratch.take<float>(columns);
-    if (!x) {
+    float* buffer = scratch.take<float>(columns);
+    if (!buffer) {
       __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
       return;
     }
     for (int64_t m = begin; m < end; ++m) {
-      call.kernels.widen(call.x, call.type, m * columns, columns, x);
+      const float* x = floats(call, m, buffer);
       int any = 0;
       for (int64_t k = 0; k < columns; ++k) any |= fabsf(x[k]) >= threshold_;
       for (int64_t k = 0; any && k < columns; ++k) {
@@ -114,6 +114,13 @@ void Outliers::add(const Call& call, int64_t first, int64_t m, int64_t row, int6
   }
 }
 
+const float* floats(const Call& call, int64_t m, float* buffer) {
+  const int64_t n = call.weight.columns;
+  if (call.type == FW_F32) return static_cast<const float*>(call.x) + m * n;
+  call.kernels.widen(call.x, call.type, m * n, n, buffer);
+  return buffer;
+}
+
 void quantize_row(const Call& call, Outliers& outliers, int64_t m, float* x, int8_t* codes,
                   float* scales) {
   const int64_t columns = call.weight.columns, padded = call.padded();
@@ -121,9 +128,13 @@ void quantize_row(const Call& call, Outliers& outliers, int64_t m, float* x, int
     memcpy(codes, call.codes + m * columns, size_t(columns));
     scales[0] = call.absmax[m];
   } else {
-    call.kernels.widen(call.x, call.type, m * columns, columns, x);
-    outliers.take(m, x);
-    call.kernels.quantize_codes(x, columns, call.block, codes, scales);
+    const float* row = floats(call, m, x);
+    if (outliers.any()) {
+      if (row != x) memcpy(x, row, size_t(columns) * sizeof *x);
+      outliers.take(m, x);
+      row = x;
+    }
+    call.kernels.quantize_codes(row, columns, call.block, codes, scales);
     outliers.clear(codes);
   }
   memset(codes + columns, 0, size_t(padded - columns));
@@ -131,13 +142,20 @@ void quantize_row(const Call& call, Outliers& outliers, int64_t m, float* x, int
   for (int64_t b = 0; b < call.blocks(); ++b) scales[b] *= (1 / 127.0f) * step;
 }
 
+void add_rest(const Call& call, const Outliers& outliers, int64_t first, int64_t m, int64_t row,
+              int64_t rows, float* tile, int64_t stride) {
+  outliers.add(call, first, m, row, rows, tile, stride);
+  for (int64_t i = 0; call.bias && i < m; ++i) {
+    for (int64_t r = 0; r < rows; ++r) tile[i * stride + r] += call.bias[row + r];
+  }
+}
+
 void finish(const Call& call, const Outliers& outliers, int64_t first, int64_t m, int64_t row,
             int64_t rows, float* tile, int64_t stride) {
-  outliers.add(call, first, m, row, rows, tile, stride);
+  add_rest(call, outliers, first, m, row, rows, tile, stride);
   for (int64_t i = 0; i < m; ++i) {
-    float* values = tile + i * stride;
-    for (int64_t r = 0; call.bias && r < rows; ++r) values[r] += call.bias[row + r];
-    call.kernels.narrow(values, rows, call.type, call.out, (first + i) * call.weight.rows + row);
+    call.kernels.narrow(tile + i * stride, rows, call.type, call.out,
+                        (first + i) * call.weight.rows + row);
   }
 }
 

@@ -11,8 +11,19 @@ namespace fw::FW_ISA {
 GemmShape gemm_shape() { return {kPanel, kStripRows, kStep, kBackwardColumns}; }
 
 void pack_strip_float(const float* rows, int64_t stride, int count, int64_t n, float* strip) {
+  int64_t done = 0;
+  if constexpr (kStripRows >= 8) {  // the first eight rows, and the last eight
+    const float* last = rows + (kStripRows - 8) * stride;
+    for (; count == kStripRows && done + 8 <= n; done += 8) {
+      float* out = strip + done * kStripRows;
+      transpose_8x8(rows + done, stride * 4, out, kStripRows * 4);
+      transpose_8x8(last + done, stride * 4, out + kStripRows - 8, kStripRows * 4);
+    }
+  }
   for (int m = 0; m < kStripRows; ++m) {
-    for (int64_t k = 0; k < n; ++k) strip[k * kStripRows + m] = m < count ? rows[m * stride + k] : 0;
+    for (int64_t k = done; k < n; ++k) {
+      strip[k * kStripRows + m] = m < count ? rows[m * stride + k] : 0;
+    }
   }
 }
 

@@ -1,6 +1,8 @@
 // Functions of whole vectors.
 #pragma once
 
+#include <math.h>
+
 #include "simd.h"
 
 namespace fw::FW_ISA {
@@ -65,6 +67,33 @@ inline void store_part(float* target, F32 vector, int64_t count) {
 #else
   memcpy(target, &vector, size_t(count) * sizeof(float));
 #endif
+}
+
+inline float largest(const float* x, int64_t n) {
+  F32 tops = splat(-INFINITY);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) tops = largest(load<F32>(x + i), tops);
+  float most = largest(tops);
+  for (; i < n; ++i) most = x[i] > most ? x[i] : most;
+  return most;
+}
+
+// exp((x − most) · scaling) of the first n numbers in place; their sum.
+inline float exponentials(float* x, int64_t n, float most, float scaling) {
+  F32 sums = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F32 v = exponential((load<F32>(x + i) - most) * scaling);
+    store(x + i, v);
+    sums += v;
+  }
+  float total = sum(sums);
+  if (i < n) {
+    const F32 v = exponential((load_part(x + i, n - i, -INFINITY) - most) * scaling);
+    store_part(x + i, v, n - i);
+    for (int64_t lane = 0; lane < n - i; ++lane) total += v[lane];
+  }
+  return total;
 }
 
 }  // namespace fw::FW_ISA

@@ -35,7 +35,8 @@ int64_t multiply_add_f32(int64_t rounds, float* sink) {
 }
 
 int64_t multiply_add_i8(int64_t rounds, const int8_t* codes, int32_t* sink) {
-  I32 chains[kChains] = {};
+  I32 chains[kChains];
+  for (int i = 0; i < kChains; ++i) chains[i] = splat(*sink + i);  // equal ones would become one
   const I8 w = load<I8>(codes);
   for (int64_t round = 0; round < rounds; ++round) {
     const I8 x = load<I8>(codes + (round & 1) * FW_VECTOR_BYTES);  // or it would be hoisted

@@ -46,6 +46,7 @@ inline void store(void* target, Vector vector) {
 
 // What the processor fetches ahead by itself ends at a page, and begins anew with each row.
 inline void prefetch(const void* address) { __builtin_prefetch(address); }
+inline void prefetch_l2(const void* address) { __builtin_prefetch(address, 0, 2); }
 
 inline F32 splat(float value) { return value - F32{}; }  // + would turn −0 into 0
 inline I32 splat(int32_t value) { return value - I32{}; }

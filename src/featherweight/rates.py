@@ -20,7 +20,7 @@ from featherweight import __version__, native
 from featherweight.machine import Machine
 from featherweight.paths import cache_dir, write_atomic
 
-_SCHEMA = 3
+_SCHEMA = 4
 _MIN_SET, _MAX_SET = 256 << 20, 2 << 30  # bytes read in one sample
 _BANDWIDTH_SECONDS = 2.4  # for all thread counts together
 _ARITHMETIC_SECONDS = 0.5  # for each rate

@@ -38,12 +38,13 @@ def forward(model: Any, ids: torch.Tensor, cache: Any = None) -> tuple[torch.Ten
     """One forward pass on the end of `cache`: logits of the last token [B, 1, V], and the cache."""
     parameters = _parameters(type(model))  # type: ignore[arg-type]  # a type can be hashed
     keywords: dict[str, Any] = {"use_cache": True}
-    if cache is not None:  # transformers 5.24 renamed it
-        keywords["cache" if "cache" in parameters else "past_key_values"] = cache
+    name = "cache" if "cache" in parameters else "past_key_values"  # transformers 5.24 renamed it
+    if cache is not None:
+        keywords[name] = cache
     if "logits_to_keep" in parameters:
         keywords["logits_to_keep"] = 1
     output = model(input_ids=ids, **keywords)
-    return output.logits, output.past_key_values
+    return output.logits, getattr(output, name)
 
 
 def prefill(model: Any, ids: torch.Tensor) -> float:
