@@ -5,11 +5,19 @@ namespace fw {
 namespace {
 
 constexpr int64_t kTileRows = 1024;      // of the weight: their results stay in the cache
+constexpr int64_t kAtOnce = 4;           // rows of activations for which a weight is read once …
+constexpr int64_t kAgainBytes = 262144;  // … with more, so much of it at a time: it stays in L2
 constexpr int64_t kSerialBytes = 32768;  // below, waking other threads costs more than it saves
 
-int64_t weight_bytes(const fw_matrix& w) {
+int64_t row_bytes(const fw_matrix& w) {
   constexpr int kBits[] = {32, 16, 16, 8, 4};
-  return w.rows * w.columns * kBits[w.format] / 8;
+  return w.columns * kBits[w.format] / 8;
+}
+
+int64_t tile_rows(const Call& call) {
+  if (call.m <= kAtOnce) return kTileRows;
+  const int64_t rows = kAgainBytes / (row_bytes(call.weight) + 1);
+  return rows < 16 ? 16 : rows < kTileRows ? rows : kTileRows;
 }
 
 // Activations of a call, ready for the kernels; calls of the same activations share them.
@@ -89,7 +97,7 @@ int few_rows(const Call* calls, int count) {
   int64_t rows = 0, bytes = 0;
   for (int i = 0; i < count; ++i) {
     rows += (calls[i].weight.rows + 15) / 16 * 16;
-    bytes += weight_bytes(calls[i].weight);
+    bytes += calls[i].weight.rows * row_bytes(calls[i].weight);
   }
   int failed = 0;
   parallel_ranges(rows, 16, bytes < kSerialBytes ? 1 : first.threads, [&](int64_t begin, int64_t end) {
@@ -104,7 +112,8 @@ int few_rows(const Call* calls, int count) {
       const int64_t there = calls[i].weight.rows;
       const int64_t low = begin > start ? begin - start : 0;
       const int64_t high = end - start < there ? end - start : there;
-      const int64_t tiles = high > low ? (high - low + kTileRows - 1) / kTileRows : 0;
+      const int64_t most = tile_rows(calls[i]);
+      const int64_t tiles = high > low ? (high - low + most - 1) / most : 0;
       for (int64_t t = 0; t < tiles; ++t) {
         multiply(calls[i], x, low + (high - low) * t / tiles, low + (high - low) * (t + 1) / tiles,
                  tile);
