@@ -121,7 +121,7 @@ typedef struct fw_layer {
   float* value_absmax;
   int64_t capacity;
   int64_t window;  // keys that a query sees at most, itself included; 0: all
-  float scaling;   // of scores
+  float scaling;   // of scores; above 0
 } fw_layer;
 
 // How q, k and v come: from three matrices, or all from fw_layer.q, one after the other or head

@@ -22,11 +22,21 @@ inline void by_fours(int rows, const Body& body) {
   if (r < rows) body(std::integral_constant<int, 1>{}, r);
 }
 
+// Lanes of a, then of b, by number.
+template <int... I>
+inline F32 pick(F32 a, F32 b) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(a, b, I...);
+#else
+  return __builtin_shuffle(a, b, I32{I...});
+#endif
+}
+
 // a's sums of lanes that differ in bit S where that bit is 0, b's where it is 1.
-template <int S, size_t... I>
-inline F32 add_pairs(F32 a, F32 b, std::index_sequence<I...>) {
-  return __builtin_shufflevector(a, b, (I & S ? kLanes + I : I)...) +
-         __builtin_shufflevector(a, b, ((I & S ? kLanes : 0) + (I ^ S))...);
+template <int S, int... I>
+inline F32 add_pairs(F32 a, F32 b, std::integer_sequence<int, I...>) {
+  return pick<(I & S ? kLanes + I : I)...>(a, b) +
+         pick<((I & S ? kLanes : 0) + (I ^ S))...>(a, b);
 }
 
 // Lane i: the sum of the lanes of vectors[i].
@@ -38,7 +48,7 @@ inline F32 sum_each(F32 (&vectors)[kLanes]) {
     FW_UNROLLED
     for (int i = 0; i < kLanes / (2 * S); ++i) {
       vectors[i] = add_pairs<S>(vectors[2 * i], vectors[2 * i + 1],
-                                std::make_index_sequence<kLanes>{});
+                                std::make_integer_sequence<int, kLanes>{});
     }
     return sum_each<2 * S>(vectors);
   }
@@ -196,6 +206,7 @@ void attend_to(E type, const float* const* queries, int rows, const CachedHead& 
       shrink[r] = shrink_and_add(scores[r], cached, seen, begin, count, scaling, most[r], total[r]);
     }
     by_fours(rows, [&](auto q, int r) {
+      if (most[r] == -INFINITY) return;  // nothing seen yet, by any of them: whatever lies there
       weigh<q.value>(type, scores + r, values, count, dim, next(r, q.value), shrink + r,
                      out + r * dim);
     });

@@ -170,6 +170,15 @@ def test_settings_refused(
         fw.apply(build(name, **changes), "fastpath")
 
 
+@pytest.mark.parametrize("scaling", [0.0, -0.1, float("nan")])
+def test_scaling_refused(scaling: float, build: Callable[..., Any]) -> None:
+    """The maximum of scores is looked for before they are scaled."""
+    model = build("llama")
+    model.model.layers[1].self_attn.scaling = scaling
+    with pytest.raises(UnsupportedError, match=f"scaled by {scaling:g}"):
+        fw.apply(model, "fastpath")
+
+
 def test_lora_refused(build: Callable[..., Any]) -> None:
     """An adapter that is not merged: the refusal names the module; merged, it is served."""
     peft = pytest.importorskip("peft", reason="the extra 'peft' is not installed")

@@ -214,3 +214,21 @@ def test_inference_mode_between(
         first = model(ids[:, 12:15], cache=cache).logits
         rest = model(ids[:, 15:], cache=cache, output_attentions=True).logits
     assert difference(torch.cat([first, rest], 1), wanted) < TOLERANCE
+
+
+@torch.inference_mode()
+def test_what_padding_holds_is_never_looked_at(build: Callable[..., Any]) -> None:
+    """A padded value beyond what fp16 holds is infinite, and infinity times 0 is not a number."""
+    model = build("llama")
+    ids = torch.randint(0, 50, (2, 80), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 81, dtype=torch.long)
+    mask[1, :70] = 0
+    with fw.apply(model, "fastpath:cache=fp16"):
+        cache = model(ids, attention_mask=mask[:, :-1], use_cache=True).cache
+        poisoned = copy.deepcopy(cache)
+        for layer in poisoned.layers:
+            layer.values[1, :, :40] = torch.inf
+        right = model(ids[:, :1], attention_mask=mask, cache=cache).logits
+        found = model(ids[:, :1], attention_mask=mask, cache=poisoned).logits
+    assert torch.equal(found, right)
+    assert right.isfinite().all()

@@ -164,6 +164,13 @@ def check(inner: Any, block: Block) -> None:
                     hint="merge adapters first; load bitsandbytes checkpoints with featherweight",
                 )
         activation(layer.get_submodule(block.mlp))
+        attention: Any = layer.get_submodule(block.attention)
+        scaling = float(attention.scaling)
+        if not scaling > 0:
+            raise UnsupportedError(
+                f"the fast path does not have scores scaled by {scaling:g}",
+                hint="it scales them by numbers above 0; leave 'fastpath' out",
+            )
 
 
 def activation(mlp: Any) -> str:
