@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import featherweight as fw
-from featherweight.tensors import Held, held, held_tensors
+from featherweight.tensors import Held, decoded_bytes, held, held_tensors
 
 
 def test_parameters_and_buffers_are_counted_once():
@@ -28,6 +28,16 @@ def test_tied_weights_and_views_share_their_storage(tiny_llama: Path, read: Any)
     assert held(model).total == sum(unique.values()) + buffers
     whole = torch.zeros(100)
     assert held([whole[:10], whole[50:].view(5, 10)]).total == whole.nbytes
+
+
+def test_a_token_reads_all_but_an_untied_embedding(tiny_llama: Path, read: Any):
+    model = read(tiny_llama)
+    assert decoded_bytes(model) == held(model).total
+    table = model.get_input_embeddings().weight
+    model.lm_head.weight = nn.Parameter(table.detach().clone())
+    assert decoded_bytes(model) == held(model).total - table.nbytes
+    model.config.num_local_experts = 4
+    assert decoded_bytes(model) is None
 
 
 def test_mapped_bytes_are_those_of_files(tmp_path: Path):

@@ -11,6 +11,9 @@ from torch import nn
 
 from featherweight.residency import Mappings
 
+# What configs call their number of experts.
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
 
 def held_tensors(root: Any) -> Iterator[torch.Tensor]:
     """Every tensor reachable from a module, cache or container.
@@ -66,6 +69,19 @@ def held(root: Any) -> Held:
 def held_bytes(root: Any) -> int:
     """`held(root).total`, without looking up the mapped files."""
     return sum(_nbytes(tensor) for tensor in _pieces(root))
+
+
+def decoded_bytes(model: Any) -> int | None:
+    """Least bytes of weights that a decoder reads for one token: all but an untied input embedding.
+
+    None where it depends on the token: models that choose among experts.
+    """
+    config = model.config.get_text_config()
+    if any(getattr(config, name, None) for name in EXPERTS):
+        return None
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = outputs is None or inputs.weight.data_ptr() == outputs.weight.data_ptr()
+    return held_bytes(model) - (0 if tied else held_bytes(inputs))
 
 
 def _pieces(root: Any) -> Collection[torch.Tensor]:

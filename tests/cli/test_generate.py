@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ def test_text_goes_to_stdout_and_figures_to_stderr(done: dict[str, Any]) -> None
     assert len(greedy.out.strip()) > 3
     for figure in ("prefill", "decode", "t/s", "weights", "recipe none: float32 as it is"):
         assert figure in greedy.complaint
+    share = re.search(
+        r"decode .* t/s \(8 tokens\), (\d+) % of the read bandwidth", greedy.complaint
+    )
+    assert share
+    assert 0 <= int(share[1]) < 100
 
 
 def test_a_recipe_is_applied_and_named(done: dict[str, Any]) -> None:

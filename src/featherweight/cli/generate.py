@@ -81,15 +81,13 @@ def command(
 
 
 def _share(model: Any, rate: float) -> str:
-    """How much of the read bandwidth decoding uses: each token reads all weights but a table's."""
+    """How much of the read bandwidth decoding uses, where all weights are read for each token."""
     from featherweight import machine
-    from featherweight.tensors import held_bytes
+    from featherweight.tensors import decoded_bytes
 
-    if model.device.type != "cpu":
+    read = decoded_bytes(model) if model.device.type == "cpu" else None
+    if read is None:
         return ""
-    table, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = head is not None and table.weight.data_ptr() == head.weight.data_ptr()
-    read = held_bytes(model) - (0 if tied else held_bytes(table))
     bandwidth = machine.probe().peak_bandwidth.value * 1e9
     return f", {100 * read * rate / bandwidth:.0f} % of the read bandwidth"
 

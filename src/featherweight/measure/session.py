@@ -23,12 +23,11 @@ from featherweight.measure.text import paragraphs, read_text
 from featherweight.measure.workload import Workload
 from featherweight.models import Loaded, load
 from featherweight.recipe import Recipe
-from featherweight.tensors import held
+from featherweight.tensors import decoded_bytes, held
 
 PROBE_TOKENS = 4  # decoded to estimate the cost of a round
 LONGEST_TEXT = 512  # tokens an encoder reads of one text
 LONG_PASS = 3.0  # seconds
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 NATIVE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -85,25 +84,12 @@ class Session:
     def _weights(self) -> dict[str, Any]:
         """Asked again after the first pass, in which bitsandbytes may repack."""
         weights = held(self.loaded.model)
+        decodes = self.loaded.provenance.kind == "decoder"
         return {
             "weights": weights.total,
             "weights_mapped": weights.mapped,
-            "bytes_per_token": self._bytes_per_token(weights.total),
+            "bytes_per_token": decoded_bytes(self.loaded.model) if decodes else None,
         }
-
-    def _bytes_per_token(self, weights: int) -> int | None:
-        """Least bytes of weights that one decode step reads: all but an untied input embedding.
-
-        None where it depends on the token: encoders, and models that choose among experts.
-        """
-        model = self.loaded.model
-        config = model.config.get_text_config()
-        experts = any(getattr(config, name, None) for name in EXPERTS)
-        if self.loaded.provenance.kind != "decoder" or experts:
-            return None
-        inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
-        tied = outputs is None or inputs.weight.data_ptr() == outputs.weight.data_ptr()
-        return weights if tied else weights - held(inputs).total
 
     # --- does it still work -----------------------------------------------------------------
 
