@@ -1,0 +1,1 @@
+"""What a model's memory is made of, tensor by tensor."""
