@@ -10,12 +10,14 @@ import pytest
 from featherweight.recipe import registry
 from featherweight.techniques.base import Technique
 
+SLOTS = ("dtype", "attention", "weights", "adapter", "forward", "activations")
+
 
 @pytest.mark.parametrize("kind", registry().values(), ids=registry())
 def test_a_technique_is_frozen_and_says_what_it_decides(kind: Any):
     technique = kind()
     assert isinstance(technique, Technique)
-    assert technique.slot in ("dtype", "attention", "weights", "adapter", "forward")
+    assert technique.slot in SLOTS
     assert 0 <= technique.tolerance < 1
     assert technique.extra in (None, "bitsandbytes", "peft")
     assert kind.__doc__

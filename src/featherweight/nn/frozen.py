@@ -91,8 +91,11 @@ def quantise(op: Callable[..., Any], *args: Any) -> tuple[torch.Tensor, torch.Te
 
 
 def refuse_non_finite(tensor: torch.Tensor, what: str) -> None:
-    """Raise UnsupportedError if a tensor made from a weight holds NaN or infinity."""
-    if not tensor.isfinite().all():
+    """Raise UnsupportedError if a tensor made from a weight holds NaN or infinity.
+
+    A tensor of the meta device holds nothing.
+    """
+    if not tensor.is_meta and not tensor.isfinite().all():
         raise UnsupportedError(what, hint="leave it out, or mend the checkpoint")
 
 

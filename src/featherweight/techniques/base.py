@@ -25,7 +25,8 @@ class Technique:
     `option(choices=…)` restricts them.
     """
 
-    # What it decides, one technique a slot: "dtype", "attention", "weights", "adapter", "forward".
+    # What it decides, one technique a slot: "dtype", "attention", "weights", "adapter",
+    # "activations", "forward".
     slot: ClassVar[str]
     tolerance: ClassVar[float]  # of `verify`: largest allowed relative RMS difference of outputs
     extra: ClassVar[str | None] = None  # the optional dependency it needs, if any

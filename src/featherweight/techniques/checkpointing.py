@@ -1,0 +1,55 @@
+"""`checkpointing`: keep the inputs of layers for backward, and compute the rest again.
+
+Chen et al., "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174), as transformers
+has it: one checkpoint a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from featherweight.errors import UnsupportedError
+from featherweight.techniques.base import Technique
+
+if TYPE_CHECKING:
+    from featherweight.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Checkpointing(Technique):
+    """Less memory for activations while training, for one more forward pass; else no change."""
+
+    slot: ClassVar[str] = "activations"
+    tolerance: ClassVar[float] = 0.0
+
+    def check(self, model: Any) -> None:
+        """The model's layers can be checkpointed, and are not yet."""
+        if not getattr(model, "supports_gradient_checkpointing", False):
+            raise UnsupportedError(
+                f"the layers of a {type(model).__name__} cannot be checkpointed",
+                hint="leave 'checkpointing' out",
+            )
+
+    def apply(self, model: Any, ledger: Ledger) -> None:
+        """Let transformers switch it on; it works in training mode alone."""
+        if checkpoints(model):
+            ledger.receipt.record(type(model).__name__, "kept", "already checkpointed")
+            return
+        ledger.remember(_method(model, "disable"))
+        _method(model, "enable")()
+        ledger.receipt.record(type(model).__name__, "changed", "layers are checkpointed")
+
+
+def checkpoints(model: Any) -> bool:
+    """Whether any layer of a model is checkpointed."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def _method(model: Any, what: str) -> Any:
+    """`activation_checkpointing_enable`, which transformers before 5.2x call by another name."""
+    new = getattr(model, f"activation_checkpointing_{what}", None)
+    return new or getattr(model, f"gradient_checkpointing_{what}")
+
+
+TECHNIQUE = Checkpointing
