@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from featherweight.anatomy.memory import memory as memory
+    from featherweight.anatomy.now import memory_now as memory_now
+    from featherweight.anatomy.profile import profile as profile
     from featherweight.errors import FeatherweightError as FeatherweightError
+    from featherweight.integrations.trainer import FeatherweightMemory as FeatherweightMemory
     from featherweight.integrations.transformers import QuantConfig as QuantConfig
     from featherweight.ledger import apply as apply
     from featherweight.measure.compare import compare as compare
@@ -18,11 +22,15 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "FeatherweightError": "errors",
+    "FeatherweightMemory": "integrations.trainer",
     "QuantConfig": "integrations.transformers",
     "Recipe": "recipe",
     "apply": "ledger",
     "compare": "measure.compare",
     "load": "models",
+    "memory": "anatomy.memory",
+    "memory_now": "anatomy.now",
+    "profile": "anatomy.profile",
     "release": "releasing",
 }
 __all__ = [*_HOMES]

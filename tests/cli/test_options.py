@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from featherweight.cli.options import Duration, Numbers, model_options
+from featherweight.cli.options import Duration, Numbers, Size, model_options
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,28 @@ def test_lists_of_numbers_keep_their_order(text: str, numbers: tuple[int, ...]) 
 def test_what_is_no_list_of_sizes_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
         Numbers().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("1343MiB", 1343 * 2**20),
+        ("12GiB", 12 * 2**30),
+        ("8GB", 8 * 10**9),
+        ("1.5 gib", 3 * 2**29),
+        ("2TiB", 2**41),
+        ("64kB", 64_000),
+        ("314572800", 314_572_800),
+    ],
+)
+def test_sizes_are_bytes(text: str, nbytes: int) -> None:
+    assert Size().convert(text, None, None) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "12G", "-5MiB", "1.5", "MiB", "5x", "1,5GiB", "nanGiB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="write 1343MiB, 12GiB, 8GB or bytes"):
+        Size().convert(text, None, None)
 
 
 def test_model_options_have_their_defaults() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
@@ -47,13 +47,41 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         return numbers
 
 
-def model_options(function: F) -> F:
-    """How a model is found and where it runs."""
+class Size(click.ParamType[int]):
+    """`1343MiB`, `12GiB`, `8GB`, or a plain number of bytes → bytes."""
+
+    name = "size"
+    _UNITS: ClassVar[dict[str, int]] = {
+        **{letter: 10 ** (3 * power) for power, letter in enumerate("kmgt", 1)},
+        **{f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("kmgt", 1)},
+    }
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?) ?([kmgt]i?)b", value.strip(), re.IGNORECASE)
+        if not found:
+            self.fail(f"'{value}' is no size; write 1343MiB, 12GiB, 8GB or bytes", param, ctx)
+        whole, amount, unit = found.groups(default="")
+        return int(whole) if whole else round(float(amount) * self._UNITS[unit.lower()])
+
+
+def source_options(function: F) -> F:
+    """How a model is found."""
     for decorate in (
         click.option("--revision", help="Branch, tag or commit of a hub id."),
         click.option(
             "--trust-remote-code", is_flag=True, help="Run code that comes with the checkpoint."
         ),
+    ):
+        function = decorate(function)
+    return function
+
+
+def model_options(function: F) -> F:
+    """How a model is found and where it runs."""
+    for decorate in (
+        source_options,
         click.option(
             "--threads", type=click.IntRange(1), help="Threads of torch. [default: torch's own]"
         ),

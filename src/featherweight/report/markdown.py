@@ -13,11 +13,11 @@ def markdown(report: Report) -> str:
     """Same columns and remarks as for people, in GitHub's Markdown."""
     blocks = [
         _table(report),
-        "  \n".join(_escape(note) for note in footnotes(report)),  # two spaces: a line break
+        "  \n".join(escape(note) for note in footnotes(report)),  # two spaces: a line break
         _remarks(report),
-        "\n".join(f"**{_escape(line)}**  " for line in words.closing(report)).rstrip(),
+        "\n".join(f"**{escape(line)}**  " for line in words.closing(report)).rstrip(),
         *(_texts(prompt, texts) for prompt, texts in words.outputs(report)),
-        _escape(" · ".join(words.headline(report))),
+        escape(" · ".join(words.headline(report))),
     ]
     return "\n\n".join(block for block in blocks if block)
 
@@ -30,26 +30,26 @@ def _table(report: Report) -> str:
     ]
     for i, row in enumerate(report.rows):
         cells = [words.label(row), *(column.cells[i] for column in table)]
-        lines.append([_escape(cell) for cell in cells])
+        lines.append([escape(cell) for cell in cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _remarks(report: Report) -> str:
     lines = []
     for line, details in words.remarks(report):
-        lines.append(f"- {_escape(line)}")
-        lines += [f"  - {_escape(detail)}" for detail in details]
+        lines.append(f"- {escape(line)}")
+        lines += [f"  - {escape(detail)}" for detail in details]
     head = words.remarks_head(report)
-    return "\n".join([f"{_escape(head)}:\n", *lines] if head else lines)
+    return "\n".join([f"{escape(head)}:\n", *lines] if head else lines)
 
 
 def _texts(prompt: str, texts: list[tuple[str, str, str]]) -> str:
     lines = [f"Prompt: {_code(prompt)}\n"]
-    lines += [f"- {_escape(name)} ({same}): {_code(text)}" for name, same, text in texts]
+    lines += [f"- {escape(name)} ({same}): {_code(text)}" for name, same, text in texts]
     return "\n".join(lines)
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """`text`, a single line, with nothing left in it that Markdown would act upon."""
     return re.sub(r"([\\|`*_~$&<\[\]])", r"\\\1", text)
 

@@ -1,0 +1,45 @@
+"""What older versions of torch did differently with memory: to understand old figures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from featherweight.errors import FeatherweightError
+
+
+@dataclass(frozen=True)
+class Era:
+    """A version of torch, and its habits."""
+
+    version: tuple[int, int]
+
+    @classmethod
+    def of(cls, version: str) -> Era:
+        """The era of a version such as `2.3` or `1.10.2`; FeatherweightError for what is none."""
+        found = re.match(r"(\d+)\.(\d+)", version)
+        if not found:
+            raise FeatherweightError(
+                f"'{version}' is no version of torch", hint="write it as 2.3 or 1.10"
+            )
+        return cls((int(found[1]), int(found[2])))
+
+    @property
+    def zeroes_gradients(self) -> bool:
+        """`zero_grad()` filled gradients with zeros, and so kept them, until 2.0."""
+        return self.version < (2, 0)
+
+    @property
+    def softmax_keeps_input(self) -> bool:
+        """softmax saved its input for backward beside its output, until 1.11."""
+        return self.version < (1, 11)
+
+    @property
+    def holds_workspace(self) -> bool:
+        """cuBLAS gets its workspace from torch's allocator since 1.13; before, from CUDA itself."""
+        return self.version >= (1, 13)
+
+    @property
+    def steps_at_once(self) -> bool:
+        """Optimizers work on all tensors at once by default (`foreach`) since 2.0."""
+        return self.version >= (2, 0)
