@@ -10,13 +10,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from featherweight.anatomy.memory import memory as memory
     from featherweight.anatomy.now import memory_now as memory_now
-    from featherweight.anatomy.profile import profile as profile
     from featherweight.errors import FeatherweightError as FeatherweightError
+    from featherweight.fitting.fit import fit as fit
     from featherweight.integrations.trainer import FeatherweightMemory as FeatherweightMemory
     from featherweight.integrations.transformers import QuantConfig as QuantConfig
     from featherweight.ledger import apply as apply
     from featherweight.measure.compare import compare as compare
     from featherweight.models import load as load
+    from featherweight.profiling.profile import profile as profile
     from featherweight.recipe import Recipe as Recipe
     from featherweight.releasing import release as release
 
@@ -27,10 +28,11 @@ _HOMES = {
     "Recipe": "recipe",
     "apply": "ledger",
     "compare": "measure.compare",
+    "fit": "fitting.fit",
     "load": "models",
     "memory": "anatomy.memory",
     "memory_now": "anatomy.now",
-    "profile": "anatomy.profile",
+    "profile": "profiling.profile",
     "release": "releasing",
 }
 __all__ = [*_HOMES]

@@ -16,6 +16,7 @@ from featherweight.errors import FeatherweightError
 COMMANDS = {
     "compare": "Measure recipes side by side: memory, speed, quality.",
     "generate": "Continue a prompt, streaming, with speed and memory at the end.",
+    "fit": "Find recipes, contexts and batches that fit into a memory, and what to run.",
     "memory": "Predict from the config alone what a model needs, and where it goes.",
     "profile": "Show where the time goes: operations under this machine's roofline.",
     "quantize": "Write a lighter checkpoint that anyone can read.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -13,7 +12,7 @@ from typing import Any
 import click
 
 from featherweight.cli.options import Size, source_options
-from featherweight.cli.output import Line, writable, written
+from featherweight.cli.output import Line, quiet, writable, written
 from featherweight.errors import FeatherweightError
 from featherweight.report import FORMATS
 
@@ -96,7 +95,7 @@ def command(
     with _progress(f"dry run of {model}"):
         from featherweight.anatomy.memory import memory
 
-        _quiet()
+        quiet()
         found = memory(model, recipe, **given)
     if what_if:
         with _progress(f"dry runs of {model} with a change each"):
@@ -153,16 +152,6 @@ def _measurable(given: dict[str, Any]) -> dict[str, Any]:
             raise click.UsageError(f"--measure runs the versions at hand; leave {option} out")
     kept = {name: given[name] for name in given if name not in ("gpu", "cuda_context")}
     return kept | {"device": "cuda" if "gpu" in given else "cpu"}
-
-
-def _quiet() -> None:
-    """No warnings of libraries among the hints."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    for name in ("bitsandbytes", "torch._subclasses.fake_tensor"):  # these log tracebacks, too
-        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextmanager

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import click
+
+from featherweight.errors import FeatherweightError
+from featherweight.sizes import parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,19 +54,14 @@ class Size(click.ParamType[int]):
     """`1343MiB`, `12GiB`, `8GB`, or a plain number of bytes → bytes."""
 
     name = "size"
-    _UNITS: ClassVar[dict[str, int]] = {
-        **{letter: 10 ** (3 * power) for power, letter in enumerate("kmgt", 1)},
-        **{f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("kmgt", 1)},
-    }
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?) ?([kmgt]i?)b", value.strip(), re.IGNORECASE)
-        if not found:
-            self.fail(f"'{value}' is no size; write 1343MiB, 12GiB, 8GB or bytes", param, ctx)
-        whole, amount, unit = found.groups(default="")
-        return int(whole) if whole else round(float(amount) * self._UNITS[unit.lower()])
+        try:
+            return parse_size(value)
+        except FeatherweightError as error:
+            self.fail(str(error), param, ctx)
 
 
 def source_options(function: F) -> F:

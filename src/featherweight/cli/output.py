@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -36,6 +37,16 @@ def written(target: Path, text: str) -> bool:
         return False
     click.echo(f"written to {target}", err=True)
     return True
+
+
+def quiet() -> None:
+    """No warnings of libraries among the hints."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    for name in ("bitsandbytes", "torch._subclasses.fake_tensor"):  # these log tracebacks, too
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 class Line:

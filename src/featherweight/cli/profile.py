@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from featherweight.cli.options import Numbers, model_options
-from featherweight.cli.output import Line, writable, written
+from featherweight.cli.output import Line, quiet, writable, written
 from featherweight.report import FORMATS
 
 
@@ -53,15 +52,12 @@ def command(
     """
     target = writable(output)
     import torch
-    import transformers
 
-    from featherweight.anatomy.profile import profile
-    from featherweight.anatomy.scores import LENGTHS
+    from featherweight.profiling.profile import profile
+    from featherweight.profiling.scores import LENGTHS
     from featherweight.report.profile import render
 
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns once a layer
+    quiet()
     if threads:
         torch.set_num_threads(threads)
     with Line() as line:

@@ -44,7 +44,7 @@ def render(
         if detailed:
             parts.append(detail(memory, width=width, color=color))
         added = _added(memory, changes, measured)
-        parts += [_printed([grid], width, color) for grid in added]
+        parts += [printed([grid], width, color) for grid in added]
         return "\n\n".join(parts)
     if format == "md":
         return markdown(memory, detailed=detailed, changes=changes, measured=measured)
@@ -64,7 +64,7 @@ def human(memory: Memory, *, width: int | None = None, color: bool = False) -> s
     figure.append(tables.seen(memory), style="" if tables.fits(memory) else "red")
     lines = [tables.subject(memory), tables.split(memory), tables.makeup(memory)]
     remarks = [Text(remark, style="dim") for remark in tables.remarks(memory)]
-    return _printed([figure, *(Text(line) for line in lines), *remarks], width, color)
+    return printed([figure, *(Text(line) for line in lines), *remarks], width, color)
 
 
 def detail(memory: Memory, *, width: int | None = None, color: bool = False) -> str:
@@ -75,7 +75,7 @@ def detail(memory: Memory, *, width: int | None = None, color: bool = False) -> 
     for line in tables.sparkline(memory):
         parts.append(Text(line, no_wrap=True, overflow="crop"))
     parts.append(Text(f"predicted with {tables.made_with(memory)}", style="dim"))
-    return _printed(parts, width, color)
+    return printed(parts, width, color)
 
 
 def markdown(
@@ -91,7 +91,7 @@ def markdown(
     blocks = [
         f"**{amount(memory.peak.process)}** {escape(tables.seen(memory))}",
         "  \n".join(escape(line) for line in lines),  # two spaces: a line break
-        *(_pipes(grid) for grid in [*grids, *_added(memory, changes, measured)]),
+        *(pipes(grid) for grid in [*grids, *_added(memory, changes, measured)]),
         "\n".join(f"- {escape(remark)}" for remark in tables.remarks(memory)),
         f"predicted with {escape(tables.made_with(memory))}",
     ]
@@ -112,7 +112,7 @@ def _added(
 # --- forms ---------------------------------------------------------------------------------
 
 
-def _printed(parts: Sequence[Grid | RenderableType], width: int | None, color: bool) -> str:
+def printed(parts: Sequence[Grid | RenderableType], width: int | None, color: bool) -> str:
     console = Console(
         file=StringIO(),
         width=width,
@@ -158,7 +158,7 @@ def _folded(name: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _pipes(grid: Grid) -> str:
+def pipes(grid: Grid) -> str:
     if not grid.rows:
         return f"{escape(grid.title)}: {escape(grid.empty)}"
     rule = ["--:" if i in grid.right else ":--" for i in range(len(grid.heads))]

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from featherweight.anatomy.counting import BACKWARD, FORWARD
-from featherweight.anatomy.operations import CONTRACTION, GROUPS
-from featherweight.anatomy.profiled import Operation, Profile, Work, total
-from featherweight.anatomy.roofline import MEMORY
 from featherweight.errors import FeatherweightError
+from featherweight.profiling.counting import BACKWARD, FORWARD
+from featherweight.profiling.operations import CONTRACTION, GROUPS
+from featherweight.profiling.profiled import Operation, Profile, Work, total
+from featherweight.profiling.roofline import MEMORY
 from featherweight.report import FORMATS
 from featherweight.report.markdown import escape
 from featherweight.report.words import MISSING, decimals, one_line, size

@@ -1,4 +1,4 @@
-"""`featherweight.anatomy.profile`: real models, counted and timed."""
+"""`featherweight.profiling.profile`: real models, counted and timed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from featherweight import native
-from featherweight.anatomy import profile as home
-from featherweight.anatomy.operations import CONTRACTION, ELEMENTWISE, NORMALISATION, UNKNOWN
-from featherweight.anatomy.profiled import Profile
-from featherweight.anatomy.scores import heads_of, scores
 from featherweight.errors import FeatherweightError, ModelError, UnsupportedError
+from featherweight.profiling import profile as home
+from featherweight.profiling.operations import CONTRACTION, ELEMENTWISE, NORMALISATION, UNKNOWN
+from featherweight.profiling.profiled import Profile
+from featherweight.profiling.scores import heads_of, scores
 from featherweight.report.profile import attention, lines, render, verdict
 
 profile = home.profile

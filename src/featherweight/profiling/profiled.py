@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from featherweight.anatomy.counting import BACKWARD, FORWARD
-from featherweight.anatomy.operations import GROUPS
-from featherweight.anatomy.roofline import COMPUTE, MEMORY, Roofline
-from featherweight.anatomy.scores import Scores
+from featherweight.profiling.counting import BACKWARD, FORWARD
+from featherweight.profiling.operations import GROUPS
+from featherweight.profiling.roofline import COMPUTE, MEMORY, Roofline
+from featherweight.profiling.scores import Scores
 
 SCHEMA = 1
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from featherweight.anatomy.counting import BACKWARD, Counter, Timer
 from featherweight.errors import FeatherweightError, UnsupportedError
 from featherweight.measure import clock, quality
+from featherweight.profiling.counting import BACKWARD, Counter, Timer
 
 
 def check(model: Any, settings: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 import featherweight.nn.functional as products
-from featherweight.anatomy.counting import BACKWARD, Call, Counter, watching
-from featherweight.anatomy.operations import (
+from featherweight.profiling.counting import BACKWARD, Call, Counter, watching
+from featherweight.profiling.operations import (
     CONTRACTION,
     ELEMENTWISE,
     NORMALISATION,

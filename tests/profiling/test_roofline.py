@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from featherweight import machine
-from featherweight.anatomy.roofline import Roofline, measure
+from featherweight.profiling.roofline import Roofline, measure
 
 ROOF = Roofline("cpu", 50.0, {"float32": 200.0, "int8": 800.0}, {})
 

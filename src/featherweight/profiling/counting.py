@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from featherweight.anatomy import operations
-from featherweight.anatomy.operations import CONTRACTION, Cost
 from featherweight.measure.clock import wait
 from featherweight.native import decoder
 from featherweight.native.linear import EXACT
+from featherweight.profiling import operations
+from featherweight.profiling.operations import CONTRACTION, Cost
 
 FORWARD, BACKWARD = "forward", "backward"
 DECODER_LAYERS = "featherweight::decoder_layers"

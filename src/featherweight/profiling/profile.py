@@ -14,16 +14,16 @@ import torch
 from torch import nn
 
 from featherweight import machine
-from featherweight.anatomy import roofline
-from featherweight.anatomy.counting import DECODER_LAYERS, Call, Counter, Timer, watching
-from featherweight.anatomy.operations import UNKNOWN
-from featherweight.anatomy.passes import check, mode, prepare
-from featherweight.anatomy.profiled import Operation, Profile, Work, total
-from featherweight.anatomy.roofline import Roofline
-from featherweight.anatomy.scores import LENGTHS, heads_of, scores
 from featherweight.errors import FeatherweightError, ModelError
 from featherweight.ledger import apply
 from featherweight.models import load
+from featherweight.profiling import roofline
+from featherweight.profiling.counting import DECODER_LAYERS, Call, Counter, Timer, watching
+from featherweight.profiling.operations import UNKNOWN
+from featherweight.profiling.passes import check, mode, prepare
+from featherweight.profiling.profiled import Operation, Profile, Work, total
+from featherweight.profiling.roofline import Roofline
+from featherweight.profiling.scores import LENGTHS, heads_of, scores
 from featherweight.recipe import Recipe
 from featherweight.versions import versions
 

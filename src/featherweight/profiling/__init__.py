@@ -1,0 +1,1 @@
+"""Where the time goes: operations by group, under this machine's roofline."""
