@@ -64,3 +64,10 @@ def test_a_gpu_is_seen_when_torch_uses_it() -> None:
     (found,) = (gpu for gpu in memory_now().gpus if gpu.device == "cuda:0")
     assert found.allocated >= block.numel()
     assert found.process > found.reserved >= found.allocated
+
+
+def test_it_is_printed_unless_asked_not_to(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = memory_now()
+    assert capsys.readouterr().out == f"{shown}\n"
+    memory_now(quiet=True)
+    assert capsys.readouterr().out == ""

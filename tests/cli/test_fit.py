@@ -56,7 +56,12 @@ def test_a_table_goes_to_stdout_and_progress_to_stderr(done: dict[str, Any]) -> 
 def test_a_file_is_written_whole(done: dict[str, Any], folder: Path) -> None:
     assert (done["file"].status, done["file"].out) == (0, "")
     rows = list(csv.DictReader(io.StringIO((folder / "f.csv").read_text())))
-    assert {row["recipe"] for row in rows} == {"fp32", "fp16", "bnb-int8", "bnb-nf4:double"}
+    assert {row["recipe"] for row in rows} == {
+        "fp32",
+        "fp16",
+        "bnb-int8",
+        "bnb-nf4:double:compute=fp16",
+    }
     assert all(row["fits"] == "True" for row in rows)
     assert all(row["context"] == "256" for row in rows)  # all that the model was made for
 

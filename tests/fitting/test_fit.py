@@ -49,7 +49,12 @@ def predicted(recipe: str, context: int) -> int:
 
 def test_what_fits_is_what_is_predicted_to(on_gpu: Fit) -> None:
     assert on_gpu.fits
-    assert {row.recipe for row in on_gpu.rows} == {"fp32", "fp16", "bnb-int8", "bnb-nf4:double"}
+    assert {row.recipe for row in on_gpu.rows} == {
+        "fp32",
+        "fp16",
+        "bnb-int8",
+        "bnb-nf4:double:compute=fp16",
+    }
     run = [row for row in on_gpu.rows if row.peak is not None]
     assert len(run) == 3
     for row in run:
@@ -72,7 +77,7 @@ def test_those_that_fit_come_first_and_the_least_to_read_first(on_gpu: Fit) -> N
     assert read == sorted(read)
     assert len(read) == 3
     assert on_gpu.best is on_gpu.rows[0]
-    assert on_gpu.best.recipe == "bnb-nf4:double"
+    assert on_gpu.best.recipe == "bnb-nf4:double:compute=fp16"
     assert all(row.tokens_per_s is None for row in on_gpu.rows)  # its bandwidth is not known
 
 

@@ -127,7 +127,7 @@ def test_without_a_recipe_what_changes_the_update_comes_last() -> None:
     labels = [one.label for one in found]
     assert labels[:2] == ["plain", "checkpointing"]
     assert labels[-1] == "LoRA on 4-bit weights, checkpointing"
-    assert str(found[-1].recipe) == "bf16+bnb-nf4:double+lora+checkpointing"
+    assert str(found[-1].recipe) == "bf16+bnb-nf4:double:compute=bf16+lora+checkpointing"
     asked_for = candidates.training(Work("train", optimizer="sgd"), on_gpu=True)
     assert {one.work.optimizer for one in asked_for} == {"sgd"}
     old = candidates.training(Work("train"), on_gpu=True, half="fp16", has_sdpa=False)

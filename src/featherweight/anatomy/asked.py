@@ -8,6 +8,7 @@ from typing import Any
 
 from featherweight.anatomy import arguments, environments, gpus
 from featherweight.anatomy.base import process_base
+from featherweight.anatomy.eras import Era
 from featherweight.anatomy.result import Memory
 from featherweight.anatomy.work import Work
 from featherweight.anatomy.worker import answer
@@ -34,6 +35,18 @@ class Asked:
     torch_version: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+
+    @property
+    def has_sdpa(self) -> bool:
+        """Whether torch has scaled_dot_product_attention: from 2.0 on."""
+        version = self.torch_version
+        return version is None or Era.of(version).version >= (2, 0)
+
+    @property
+    def half(self) -> str:
+        """The half dtype that the device multiplies fast: `bf16`, or on an old GPU `fp16`."""
+        gpu = self.gpu
+        return "fp16" if gpu and gpu.capability < (8, 0) else "bf16"
 
     def predict(self) -> Memory:
         """Run the program dry, here or under another transformers."""

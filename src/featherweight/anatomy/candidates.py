@@ -71,7 +71,7 @@ def inference(config: dict[str, Any], on_gpu: bool, *, half: str = "bf16") -> li
     own = own_dtype(config)
     dtypes = list(dict.fromkeys(["fp32", own if own != "fp32" else half, half]))
     if on_gpu:
-        return [*dtypes, "bnb-int8", "bnb-nf4:double"]
+        return [*dtypes, "bnb-int8", _four_bits(on_gpu, half)]
     light = ["int8", "nf4:double"]
     if _writes(config):
         light = ["int8", "int8:head=int8", "nf4:double", "nf4:double:head=int8"]
@@ -108,7 +108,7 @@ def training(
             price = _both(HALF_TRAINING, _both(CHECKPOINTING, cost))
             found.append(Candidate(name, halves, other, price))
     thin = with_technique(with_technique(again, half), "lora:r=8")  # what is frozen may be half
-    thinner = with_technique(thin, _four_bits(on_gpu))
+    thinner = with_technique(thin, _four_bits(on_gpu, half))
     cost = _both(ADAPTERS, CHECKPOINTING)
     found.append(Candidate("LoRA and checkpointing", thin, work, cost))
     cost = _both(FOUR_BITS, cost)
@@ -171,7 +171,7 @@ def _training(
     if adapter is None and not has(recipe, "weights"):
         yield Candidate("LoRA", with_technique(recipe, "lora:r=8"), work, ADAPTERS)
     elif adapter is not None:
-        four = _four_bits(on_gpu)
+        four = _four_bits(on_gpu, half)
         weights = has(recipe, "weights")
         if weights is None or "int8" in name_of(weights):
             yield Candidate("4-bit weights", with_technique(recipe, four), work, FOUR_BITS)
@@ -194,7 +194,7 @@ def _weights(
         eight = "bnb-int8" if on_gpu else "int8"
         yield Candidate("8-bit weights", with_technique(recipe, eight), work, EIGHT_BITS)
     if not weights or name in ("int8", "bnb-int8"):
-        four = _four_bits(on_gpu or name.startswith("bnb"))
+        four = _four_bits(on_gpu or name.startswith("bnb"), half)
         yield Candidate("4-bit weights", with_technique(recipe, four), work, FOUR_BITS)
     if weights and name.startswith("bnb") is False and not _head(weights) and _writes(config):
         eighth = replace(weights, head="int8")  # type: ignore[call-arg]
@@ -226,8 +226,8 @@ def _less_work(recipe: Recipe, work: Work) -> Iterator[Candidate]:
         yield Candidate(f"{what} of {tokens:,} tokens", recipe, shorter, "longer texts are cut")
 
 
-def _four_bits(on_gpu: bool) -> str:
-    return "bnb-nf4:double" if on_gpu else "nf4:double"
+def _four_bits(on_gpu: bool, half: str) -> str:
+    return f"bnb-nf4:double:compute={half}" if on_gpu else "nf4:double"
 
 
 def _head(technique: Technique) -> str | None:

@@ -60,14 +60,16 @@ class Now:
         return "; ".join(parts)
 
 
-def memory_now(model: Any = None) -> Now:
-    """What is occupied right now by this process, and by a model in it where one is given.
+def memory_now(model: Any = None, *, quiet: bool = False) -> Now:
+    """Print what is occupied right now by this process, and by a model where one is given.
+
+    The same is returned as data; `quiet` prints nothing.
 
     Only GPUs on which torch has begun to work are asked: asking another would occupy it.
     """
     here = resident(CPU)
     found = held(model) if model is not None else None
-    return Now(
+    now = Now(
         resident=here.total,
         anonymous=here.anonymous,
         file=here.file,
@@ -75,6 +77,9 @@ def memory_now(model: Any = None) -> Now:
         model=found.total if found else None,
         mapped=found.mapped if found else None,
     )
+    if not quiet:
+        print(now)
+    return now
 
 
 def _devices() -> list[torch.device]:

@@ -42,9 +42,13 @@ def what_if(
     asked = ask(model, recipe, **keywords)
     before = before or asked.predict()
     found = []
-    half = "bf16" if asked.gpu is None or asked.gpu.capability >= (8, 0) else "fp16"
     for candidate in changes(
-        asked.recipe, asked.work, asked.config, asked.gpu is not None, half=half
+        asked.recipe,
+        asked.work,
+        asked.config,
+        asked.gpu is not None,
+        half=asked.half,
+        has_sdpa=asked.has_sdpa,
     ):
         changed = replace(asked, recipe=candidate.recipe, work=candidate.work)
         try:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from featherweight.anatomy import gpus
 from featherweight.anatomy.asked import Asked
-from featherweight.anatomy.eras import Era
 from featherweight.anatomy.result import Memory
 from featherweight.anatomy.work import Work
 from featherweight.errors import FeatherweightError
@@ -50,18 +49,6 @@ class DryRuns:
     def on_gpu(self) -> bool:
         """Whether a GPU was named."""
         return self.asked.gpu is not None
-
-    @property
-    def has_sdpa(self) -> bool:
-        """Whether torch has scaled_dot_product_attention: from 2.0 on."""
-        version = self.asked.torch_version
-        return version is None or Era.of(version).version >= (2, 0)
-
-    @property
-    def half(self) -> str:
-        """The half dtype that the device multiplies fast: `bf16`, or on an old GPU `fp16`."""
-        gpu = self.asked.gpu
-        return "fp16" if gpu and gpu.capability < (8, 0) else "bf16"
 
     def tell(self, doing: str) -> None:
         """Report progress, if anybody wants to know."""

@@ -144,7 +144,7 @@ class _Inference:
         if chosen is not None:
             return [self._row(chosen)]
         rows, refused = [], []
-        config, half = self.runs.asked.config, self.runs.half
+        config, half = self.runs.asked.config, self.runs.asked.half
         for text in candidates.inference(config, self.runs.on_gpu, half=half):
             try:
                 rows.append(self._row(Recipe.parse(text)))

@@ -65,8 +65,8 @@ class _Training:
         return candidates.training(
             self.work,
             self.runs.on_gpu,
-            half=self.runs.half,
-            has_sdpa=self.runs.has_sdpa,
+            half=self.runs.asked.half,
+            has_sdpa=self.runs.asked.has_sdpa,
         )
 
     def _first_that_fits(self, settings: list[Candidate], batch: int) -> tuple[Candidate, bool]:
@@ -128,8 +128,8 @@ class _Training:
             chosen.work,
             self.runs.asked.config,
             self.runs.on_gpu,
-            half=self.runs.half,
-            has_sdpa=self.runs.has_sdpa,
+            half=self.runs.asked.half,
+            has_sdpa=self.runs.asked.has_sdpa,
         ):
             if len(found) == GAINS or rows == MOST:
                 break
