@@ -136,12 +136,19 @@ def test_every_technique_file_is_found_by_its_name():
     for name, kind in registry().items():
         assert name_of(kind()) == name
         assert str(Recipe.parse(name)) == name
-        assert kind.slot in ("dtype", "attention", "weights", "adapter", "forward")
+        assert kind.slot in (
+            "dtype",
+            "attention",
+            "weights",
+            "adapter",
+            "activations",
+            "forward",
+        )
 
 
 EVERY = (
-    "bf16, bnb-fp4, bnb-int8, bnb-nf4, eager, fastpath, flash, fp16, fp32, fp4, int8, lora, nf4,"
-    " sdpa"
+    "bf16, bnb-fp4, bnb-int8, bnb-nf4, checkpointing, eager, fastpath, flash, fp16, fp32, fp4,"
+    " int8, lora, nf4, sdpa"
 )
 
 

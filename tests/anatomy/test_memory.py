@@ -11,31 +11,11 @@ from typing import Any
 import pytest
 
 import featherweight as fw
-from featherweight.anatomy import optimizers
-from featherweight.anatomy.eras import Era
 from featherweight.anatomy.result import Memory
 from featherweight.errors import FeatherweightError, ModelError, RecipeError, UnsupportedError
 from featherweight.known import config_dict
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def tiny() -> dict[str, Any]:
-    """Config of a Llama of two layers: untied, so that every weight is counted once."""
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 1000,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
-        "dtype": "float32",
-    }
 
 
 PARAMETERS = 2 * 1000 * 64 + 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64) + 64
@@ -47,32 +27,6 @@ def test_model_states_of_training_are_16_bytes_a_parameter(tiny: dict) -> None:
     assert 4 * PARAMETERS <= found.categories["weights"] <= 4 * PARAMETERS + 256  # rotary
     gradients_and_states = found.phases["optimizer"] - found.categories["weights"]
     assert gradients_and_states >= 12 * PARAMETERS
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "bytes_a_parameter"),
-    [
-        ("none", 0.0),
-        ("sgd", 0.0),
-        ("sgd-momentum", 4.0),
-        ("adamw_torch", 8.0),
-        ("adamw_torch_fused", 8.0),
-        ("adamw_hf", 8.0),
-        ("adam8bit", 2 * (1 + 4 / 256)),
-        ("lion_8bit", 1 + 4 / 256),
-    ],
-)
-def test_states_of_optimizers(tiny: dict, optimizer: str, bytes_a_parameter: float) -> None:
-    large = tiny | {"vocab_size": 20_000}
-    found = fw.memory(large, "fp32", train=True, batch_size=1, seq_len=8, optimizer=optimizer)
-    highest = max(moment.categories.get("optimizer state", 0) for moment in found.timeline)
-    assert highest == pytest.approx(bytes_a_parameter * found.parameters, rel=0.01, abs=600)
-
-
-def test_adafactor_keeps_rows_and_columns(tiny: dict) -> None:
-    found = fw.memory(tiny, "fp32", train=True, batch_size=1, seq_len=8, optimizer="adafactor")
-    highest = max(moment.categories.get("optimizer state", 0) for moment in found.timeline)
-    assert 0 < highest < 0.1 * 4 * PARAMETERS
 
 
 def test_half_precision_halves_weights_gradients_and_states(tiny: dict) -> None:
@@ -252,47 +206,6 @@ def test_architectures_train_and_generate(model: str, task: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "keywords", "published_mib"),
-    [
-        ("fp32+eager", {"batch_size": 4}, 14949),
-        ("fp32+eager", {"batch_size": 1, "accumulate": 4}, 8681),
-        ("fp32+eager+checkpointing", {"batch_size": 1, "accumulate": 4}, 6775),
-        ("fp32+eager", {"batch_size": 4, "optimizer": "adafactor"}, 12295),
-        ("fp32+eager", {"batch_size": 4, "optimizer": "adam8bit"}, 13085),
-    ],
-)
-def test_bert_large_of_the_2022_guide(recipe: str, keywords: dict, published_mib: int) -> None:
-    """transformers' guide to training on one GPU: V100, torch 1.10, context of 1343 MiB."""
-    found = fw.memory(
-        "bert-large-uncased",
-        recipe,
-        train=True,
-        task="sequence-classification",
-        seq_len=512,
-        gpu="v100-16gb",
-        cuda_context=1343 * MIB,
-        torch_version="1.10",
-        **{"optimizer": "adamw_hf"} | keywords,
-    )
-    assert found.peak.process / MIB == pytest.approx(published_mib, rel=0.01)
-
-
-def test_a_full_fine_tuning_of_llama_3_2_3b() -> None:
-    """peft's method comparison, torch 2.13 on an L40S: 37068 MiB reserved."""
-    found = fw.memory(
-        "meta-llama/Llama-3.2-3B",
-        "bf16+sdpa",
-        train=True,
-        batch_size=4,
-        seq_len=768,
-        padding=0.1,
-        optimizer="adamw_torch",
-        gpu="l40s",
-    )
-    assert found.peak.reserved / MIB == pytest.approx(37068, rel=0.08)
-
-
-@pytest.mark.parametrize(
     ("keywords", "error", "says"),
     [
         ({"model": "no-such-model-at-all"}, ModelError, "no-such-model-at-all"),
@@ -326,28 +239,6 @@ def test_a_length_that_the_model_cannot_take_is_one_line() -> None:
 def test_a_length_that_the_config_does_not_name_is_said(tiny: dict) -> None:
     found = fw.memory(tiny, "fp32", prompt_tokens=600, new_tokens=1)
     assert found.notes[0] == "601 tokens are more than the 512 that the config names"
-
-
-def test_every_optimizer_is_made(tiny: dict) -> None:
-    import torch
-
-    parameters = [torch.nn.Parameter(torch.zeros(4))]
-    era = Era.of(torch.__version__)
-    made = {
-        name: optimizers.make(optimizers.resolve(name, era), parameters, at_once=False)
-        for name in optimizers.NAMES
-    }
-    assert made["none"] is None
-    assert all(made[name] is not None for name in optimizers.NAMES if name != "none")
-
-
-def test_adamw_is_what_trainer_takes_by_itself() -> None:
-    import torch
-    from transformers import TrainingArguments
-
-    found = optimizers.resolve("adamw", Era.of(torch.__version__))
-    assert found == str(TrainingArguments.default_optim)
-    assert optimizers.resolve("adamw", Era.of("2.3")) == "adamw_torch"
 
 
 def test_a_dry_run_leaves_nothing_fake_behind(tiny: dict) -> None:

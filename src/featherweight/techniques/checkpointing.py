@@ -36,14 +36,33 @@ class Checkpointing(Technique):
         if checkpoints(model):
             ledger.receipt.record(type(model).__name__, "kept", "already checkpointed")
             return
-        ledger.remember(_method(model, "disable"))
+        modules = [*model.modules()]
+        before = [dict(vars(module)) for module in modules]
         _method(model, "enable")()
+        for module, was in zip(modules, before, strict=True):
+            _remember(module, was, ledger)
         ledger.receipt.record(type(model).__name__, "changed", "layers are checkpointed")
 
 
 def checkpoints(model: Any) -> bool:
     """Whether any layer of a model is checkpointed."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def _remember(module: Any, was: dict[str, Any], ledger: Ledger) -> None:
+    """How to take back the attributes that a module has gained, or whose values have changed."""
+    now = vars(module)
+    changed = {name for name, value in now.items() if name not in was or was[name] is not value}
+
+    def back() -> None:
+        for name in changed:
+            if name in was:
+                vars(module)[name] = was[name]
+            else:
+                vars(module).pop(name, None)
+
+    if changed:
+        ledger.remember(back)
 
 
 def _method(model: Any, what: str) -> Any:
