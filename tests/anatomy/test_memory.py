@@ -58,6 +58,15 @@ def test_eager_attention_holds_the_scores_and_flash_does_not(tiny: dict) -> None
     assert eager.peak.allocated - flash.peak.allocated > 2 * scores * 3
 
 
+def test_checkpointing_does_not_change_the_attention_kernel(tiny: dict) -> None:
+    """transformers makes no mask for whole sequences, but does for tensors that are exported."""
+    options: dict[str, Any] = {"train": True, "seq_len": 64, "gpu": "a100-40gb"}
+    assert fw.memory(tiny, "bf16+sdpa+checkpointing", **options).attention == ["flash"]
+    assert fw.memory(tiny, "bf16+sdpa+checkpointing", padding=0.2, **options).attention == [
+        "efficient"
+    ]
+
+
 def test_checkpointing_keeps_the_inputs_of_layers(tiny: dict) -> None:
     options: dict[str, Any] = {"train": True, "batch_size": 8, "seq_len": 256, "optimizer": "none"}
     deep = tiny | {"num_hidden_layers": 8, "vocab_size": 100}

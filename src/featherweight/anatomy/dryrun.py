@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import itertools
 import warnings
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -93,6 +94,7 @@ def _traced(
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
+            stack.enter_context(_as_if_real())
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             build.to_fake(model)
             stack.enter_context(tracker)
@@ -119,6 +121,25 @@ def _traced(
             hint="check the task and the lengths; FEATHERWEIGHT_DEBUG=1 shows where",
         ) from error
     return tracker.trace
+
+
+@contextmanager
+def _as_if_real() -> Iterator[None]:
+    """Keep transformers from taking fake tensors for `torch.export`'s.
+
+    It would then make masks that it never makes while it runs, which choose another attention
+    kernel. What it asks instead the tracker answers.
+    """
+    utils = importlib.import_module("transformers.utils.import_utils")
+    before = getattr(utils, "is_fake_tensor", None)  # since transformers 5
+    if before is None:
+        yield
+        return
+    utils.is_fake_tensor = lambda tensor: False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        utils.is_fake_tensor = before  # type: ignore[attr-defined]
 
 
 def _replay(trace: Trace) -> tuple[np.ndarray, int]:
