@@ -269,3 +269,20 @@ print(len(left))
     )
     assert done.returncode == 0, done.stderr[-1000:]
     assert done.stdout.split()[-1] == "0"
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "fp16"])
+def test_experts_run_in_every_dtype(recipe: str) -> None:
+    config = shallow("mixtral-8x7b")
+    found = fw.memory(config, recipe, train=True, seq_len=16, optimizer="none")
+    width = 4 if recipe == "fp32" else 2
+    assert found.categories["weights"] == pytest.approx(width * found.parameters, rel=1e-3)
+    assert found.peak.allocated > 2 * width * found.parameters  # and a gradient of each
+
+
+def test_positions_of_a_picture_do_not_bound_the_text() -> None:
+    config = config_dict("gemma-3-4b")
+    config["text_config"] |= {"num_hidden_layers": 6}
+    config["vision_config"] |= {"num_hidden_layers": 1}
+    found = fw.memory(config, "bf16", prompt_tokens=8000, new_tokens=2)
+    assert found.categories["weights"] > 0

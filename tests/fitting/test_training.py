@@ -210,3 +210,8 @@ def test_the_largest_batch_is_exact_where_there_is_no_line() -> None:
 def test_an_optimizer_that_is_not_known_is_refused() -> None:
     with pytest.raises(FeatherweightError, match="no optimizer is known as 'adamx'"):
         fit(BERT, memory=GIB, optimizer="adamx", **SMALL)
+
+
+def test_a_limit_below_the_process_itself_is_one_line() -> None:
+    with pytest.raises(FeatherweightError, match="nothing can fit into 100 MiB: the process takes"):
+        fit("minilm-l6", memory="100MiB", train=True, gpu="t4")

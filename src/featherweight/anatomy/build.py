@@ -99,11 +99,13 @@ def build(config: Any, recipe: Recipe, task: str) -> Built:
 
 
 def positions(model: nn.Module) -> int | None:
-    """Rows of the smallest table of learned positions, which no sequence may exceed, if any."""
+    """Rows of the smallest table of learned positions of text, which no sequence may exceed."""
     tables = [
         module.num_embeddings - getattr(module, "offset", 0)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and re.search(r"wpe|position", name.rpartition(".")[2])
+        if isinstance(module, nn.Embedding)
+        and re.search(r"wpe|position", name.rpartition(".")[2])
+        and not re.search(r"vision|image|audio", name)
     ]
     return min(tables, default=None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -129,9 +129,13 @@ class _Decoder:
             self._reorder()
 
     def skip(self, length: int) -> None:
-        """Be where `length` tokens are in the cache, by a pass that nobody sees."""
+        """Be where `length` tokens are in the cache, by two passes that nobody sees.
+
+        The second is of one token: layers with a sliding window then let go of the rest.
+        """
         self.past, self.length = None, 0
-        self._step(length if not self._two_sided else length - self.work.prompt_tokens)
+        self._step((length if not self._two_sided else length - self.work.prompt_tokens) - 1)
+        self._step(1)
 
     def label(self) -> None:
         """Tell the tracker which tensors are the cache."""
@@ -223,7 +227,7 @@ def cached(past: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, dict):
             stack.extend(value.values())
-        elif isinstance(value, Iterable) and not isinstance(value, str):
+        elif isinstance(value, (list, tuple, set)):
             stack.extend(value)
         if hasattr(value, "__dict__") and not isinstance(value, (torch.Tensor, type)):
             stack.extend(v for k, v in vars(value).items() if "config" not in k)

@@ -70,7 +70,12 @@ class Tracker(TorchDispatchMode):
             self.label([parameter.grad], "gradients")
 
     def label(self, tensors: Iterable[Any], category: str, module: str | None = None) -> None:
-        """Say what tensors are for; those not seen yet are taken as allocated now."""
+        """Say what tensors are for; those not seen yet are taken as allocated now.
+
+        Nothing is, while paused.
+        """
+        if self._paused:
+            return
         for tensor in tensors:
             for plain in _plain(tensor):
                 index = self._see(plain, "")
@@ -233,7 +238,20 @@ def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         return _for_each(name, args, kwargs)
     if name.startswith(("aten::_foreach_", "aten::_fused_", "aten::_amp_")):
         return args[0] if func._schema.returns else None  # in place: nothing is allocated
+    if name == "aten::_grouped_mm" and args[0].dtype is not torch.bfloat16:
+        return _grouped(*args, **kwargs)  # the shape rule of torch takes bf16 alone, kernels do not
     return func(*args, **kwargs)
+
+
+def _grouped(
+    left: torch.Tensor, right: torch.Tensor, offs: Any, bias: Any = None, out_dtype: Any = None
+) -> torch.Tensor:
+    """Rows of experts times their weights: [T, K] × [E, K, N] → [T, N]; of gradients [E, M, N]."""
+    if left.ndim == 2 and right.ndim == 2:
+        shape = (offs.shape[0], left.shape[0], right.shape[1])
+    else:
+        shape = (*left.shape[:-1], right.shape[-1])
+    return left.new_empty(shape, dtype=out_dtype or left.dtype)
 
 
 def _for_each(name: str, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:

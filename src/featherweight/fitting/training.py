@@ -90,6 +90,12 @@ class _Training:
                 return setting, True
         if not seen and refused:
             raise refused
+        if not seen:
+            raise FeatherweightError(
+                f"nothing can fit into {self.limit / 2**20:,.0f} MiB: the process takes"
+                f" {self.runs.asked.base / 2**20:,.0f} MiB before it has a tensor",
+                hint="allow more with --memory",
+            )
         return min(seen, key=lambda pair: pair[1].peak.process)[0], False
 
     def _loading(self, setting: Candidate) -> int:
