@@ -286,3 +286,12 @@ def test_positions_of_a_picture_do_not_bound_the_text() -> None:
     config["vision_config"] |= {"num_hidden_layers": 1}
     found = fw.memory(config, "bf16", prompt_tokens=8000, new_tokens=2)
     assert found.categories["weights"] > 0
+
+
+def test_a_layer_that_is_computed_again_is_left_again(tiny: dict) -> None:
+    """Recomputation ends by an exception; what comes after is not that layer's."""
+    found = fw.memory(
+        tiny, "fp32+checkpointing", train=True, seq_len=256, batch_size=4, optimizer="adamw_torch"
+    )
+    states = {h.module for h in found.holders if h.category == "optimizer state"}
+    assert states == {""}

@@ -59,7 +59,9 @@ def choose(
     )
     if flash and "flash" in allowed:
         return "flash"
-    efficient = (query.dtype in HALF or query.dtype is torch.float32) and not enable_gqa
+    takes = (torch.float16, torch.float32)
+    takes += (torch.bfloat16,) if gpu.capability >= (8, 0) else ()
+    efficient = query.dtype in takes and not enable_gqa
     efficient = efficient and not (mask is not None and mask.requires_grad)
     if efficient and "efficient" in allowed:
         return "efficient"

@@ -192,13 +192,14 @@ def _flash_backward(gpu: Gpu, args: tuple, out: Any) -> int:
 
 
 def _efficient_backward(gpu: Gpu, args: tuple, out: Any) -> int:
-    """One float32 a row, and float32 sums of dk and dv where the output is in half precision."""
-    query, key = args[1], args[2]
-    batch, heads, length, head_dim = query.shape
-    rows = batch * heads * length * 4
-    if query.dtype not in HALF or head_dim <= 128:
-        return rows
-    return rows + 2 * batch * heads * key.shape[2] * head_dim * 4
+    """One float32 a row, and dq summed up in float32 beside its output, in tiles of 64 × 64.
+
+    In all dtypes from Volta on (kernel_backward.h's kNeedsAccumGradQ); dk and dv are summed up in
+    tiles that are few.
+    """
+    batch, heads, length, head_dim = args[1].shape
+    accumulated = (-(-length // 64) * 64) * (-(-head_dim // 64) * 64)
+    return batch * heads * (length + accumulated) * 4
 
 
 def _embedding_backward(gpu: Gpu, args: tuple, out: Any) -> int:

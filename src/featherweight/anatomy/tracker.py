@@ -211,11 +211,9 @@ class Tracker(TorchDispatchMode):
                 block.category = "saved activations"
 
     def __enter__(self) -> Tracker:
-        for register, hook in (
-            (register_module_forward_pre_hook, self._enter),
-            (register_module_forward_hook, self._leave),
-        ):
-            handle = register(hook)
+        # Also where a layer that is computed again stops early, which it does by an exception.
+        leave = register_module_forward_hook(self._leave, always_call=True)
+        for handle in (register_module_forward_pre_hook(self._enter), leave):
             self._stack.callback(handle.remove)
         super().__enter__()
         return self
