@@ -231,6 +231,11 @@ def test_architectures_train_and_generate(model: str, task: str | None) -> None:
         ({"train": True, "forward": True}, FeatherweightError, "exclude each other"),
         ({"train": "yes"}, FeatherweightError, "train is a str"),
         ({"model": 7}, FeatherweightError, "memory() got a int"),
+        (
+            {"model": {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}},
+            UnsupportedError,
+            "stored quantised (gptq): a dry run cannot build them; predict the model",
+        ),
     ],
 )
 def test_bad_input_is_one_line(keywords: dict, error: type[Exception], says: str) -> None:

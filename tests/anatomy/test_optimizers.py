@@ -20,7 +20,6 @@ from featherweight.anatomy.eras import Era
         ("adamw_torch_fused", 8.0),
         ("adamw_hf", 8.0),
         ("adam8bit", 2 * (1 + 4 / 256)),
-        ("lion_8bit", 1 + 4 / 256),
     ],
 )
 def test_states_of_optimizers(tiny: dict, optimizer: str, bytes_a_parameter: float) -> None:
@@ -28,6 +27,19 @@ def test_states_of_optimizers(tiny: dict, optimizer: str, bytes_a_parameter: flo
     found = fw.memory(large, "fp32", train=True, batch_size=1, seq_len=8, optimizer=optimizer)
     highest = max(moment.categories.get("optimizer state", 0) for moment in found.timeline)
     assert highest == pytest.approx(bytes_a_parameter * found.parameters, rel=0.01, abs=600)
+
+
+def test_trainer_keeps_the_states_of_embeddings_in_32_bits(tiny: dict) -> None:
+    options = {"train": True, "batch_size": 1, "seq_len": 8}
+    large = tiny | {"vocab_size": 20_000}
+    states = []
+    for optimizer in ("adam8bit", "adamw_bnb_8bit", "paged_adamw_8bit"):
+        found = fw.memory(large, "fp32", optimizer=optimizer, **options)
+        states.append(max(m.categories.get("optimizer state", 0) for m in found.timeline))
+    assert states[1] == states[2]
+    lion = fw.memory(large, "fp32", optimizer="lion_8bit", **options)
+    assert 2 * max(m.categories.get("optimizer state", 0) for m in lion.timeline) == states[1]
+    assert states[1] - states[0] == 2 * 20_000 * 64 * (4 - 1) - 2 * 4 * 20_000 * 64 // 256
 
 
 def test_adafactor_keeps_rows_and_columns(tiny: dict) -> None:

@@ -56,7 +56,7 @@ def test_the_headline_is_the_json_s_process(done: dict[str, Any]) -> None:
     peak = document(done, "json")["peak"]
     first = done["human"].out.splitlines()[0]
     assert first.startswith(f"{amount(peak['process'])} as nvidia-smi would show it: ")
-    assert "16 GiB of t4" in first
+    assert "15 GiB of t4" in first
     assert f"tensors {amount(peak['allocated'])}" in done["human"].out
 
 

@@ -42,7 +42,7 @@ PUBLISHED = {
     ("allowed", "recipe", "optimizer"),
     [
         (8 * GIB, "fp32+eager+checkpointing", "adamw"),
-        (5 * GIB, "fp32+eager+checkpointing", "adam8bit"),
+        (5 * GIB, "fp32+eager+checkpointing", "adamw_bnb_8bit"),
     ],
     ids=["8 GiB", "5 GiB"],
 )

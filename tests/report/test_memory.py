@@ -90,10 +90,10 @@ def test_what_the_figure_is_made_of_adds_up(found: Memory, on_cpu: Memory) -> No
 
 
 def test_it_says_whether_the_gpu_has_room(found: Memory) -> None:
-    share = f"{100 * found.peak.process / (16 * GIB):.0f} % of the 16 GiB of t4"
+    share = f"{100 * found.peak.process / (15 * GIB):.0f} % of the 15 GiB of t4"
     assert share in human(found, width=200)
-    over = replace(found, peak=replace(found.peak, process=16 * GIB + 1))
-    assert "more than the 16 GiB of t4" in human(over, width=200)
+    over = replace(found, peak=replace(found.peak, process=15 * GIB + 1))
+    assert "more than the 15 GiB of t4" in human(over, width=200)
     assert "\x1b[31m" in human(over, color=True)
     assert "\x1b[31m" not in human(found, color=True)
 

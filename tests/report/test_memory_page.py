@@ -181,7 +181,7 @@ def test_names_are_text(found: Memory) -> None:
 
 def test_what_does_not_fit_is_marked(found: Memory) -> None:
     pytest.importorskip("plotly")
-    over = replace(found, peak=replace(found.peak, process=32 * GIB))
+    over = replace(found, peak=replace(found.peak, process=30 * GIB))
     assert '<i class="limit" style="left:50.000%"></i>' in page(over)
     assert 'class="warn" id="seen"' in page(over)
     assert 'class="limit"' not in page(found)

@@ -9,15 +9,6 @@ from featherweight.errors import FeatherweightError
 from featherweight.recipe import Recipe
 from featherweight.techniques.base import Technique
 
-# `Trainer`'s names that mean the memory of another.
-_SAME = {
-    "adamw_torch_4bit": None,
-    "adamw_torch_8bit": "adamw_8bit",
-    "paged_adamw_8bit": "adamw_8bit",
-    "paged_adamw_32bit": "adamw_torch",
-    "adamw_hf": "adamw_hf",
-}
-
 
 @dataclass(frozen=True)
 class Given:
@@ -39,12 +30,10 @@ def given(train: Any) -> Given:
         raise FeatherweightError(
             f"train is a {type(train).__name__}", hint="give True, or TrainingArguments"
         )
-    name = str(getattr(train.optim, "value", train.optim))
-    optimizer = _SAME.get(name, name)
     return Given(
         batch_size=train.per_device_train_batch_size,
         accumulate=train.gradient_accumulation_steps,
-        optimizer=optimizer or name,
+        optimizer=str(getattr(train.optim, "value", train.optim)),
         mixed_precision="fp16" if train.fp16 else "bf16" if train.bf16 else None,
         max_grad_norm=train.max_grad_norm,
         checkpointing=bool(train.gradient_checkpointing),

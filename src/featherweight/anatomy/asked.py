@@ -12,7 +12,7 @@ from featherweight.anatomy.eras import Era
 from featherweight.anatomy.result import Memory
 from featherweight.anatomy.work import Work
 from featherweight.anatomy.worker import answer
-from featherweight.errors import FeatherweightError
+from featherweight.errors import FeatherweightError, UnsupportedError
 from featherweight.known import config_dict
 from featherweight.recipe import Recipe
 from featherweight.tensors import EXPERTS
@@ -69,7 +69,7 @@ class Asked:
     def _notes(self) -> list[str]:
         notes = []
         if any(self.config.get(key) for key in EXPERTS):
-            notes.append("mixture of experts: every expert is taken to get equally many tokens")
+            notes.append("mixture of experts: every expert is in memory, however tokens are routed")
         return notes
 
 
@@ -101,6 +101,17 @@ def ask(
 ) -> Asked:
     """The question that these keywords of `fw.memory` put; raises what `fw.memory` raises."""
     name, config = config_of(model, revision, trust_remote_code)
+    if trust_remote_code and "AutoConfig" in (config.get("auto_map") or {}):
+        raise UnsupportedError(
+            f"'{name}' brings its own code, which a dry run does not run",
+            hint="measure it in a script, or predict a model like it that transformers has",
+        )
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown method")
+        raise UnsupportedError(
+            f"the weights of '{name}' are stored quantised ({method}): a dry run cannot build them",
+            hint="predict the model that it was made from, with a recipe such as 'bnb-nf4'",
+        )
     recipe = Recipe.parse(recipe if recipe is not None else own_dtype(config))
     given = arguments.given(train)
     if given.checkpointing:

@@ -59,9 +59,8 @@ def choose(
     )
     if flash and "flash" in allowed:
         return "flash"
-    takes = (torch.float16, torch.float32)
-    takes += (torch.bfloat16,) if gpu.capability >= (8, 0) else ()
-    efficient = query.dtype in takes and not enable_gqa
+    narrow = query.dtype is torch.bfloat16 and gpu.capability < (8, 0)
+    efficient = query.dtype in (*HALF, torch.float32) and not narrow and not enable_gqa
     efficient = efficient and not (mask is not None and mask.requires_grad)
     if efficient and "efficient" in allowed:
         return "efficient"

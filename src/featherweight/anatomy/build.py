@@ -33,7 +33,7 @@ ATTENTION = {
 }
 
 
-def read_config(config: dict[str, Any], trust_remote_code: bool = False) -> Any:
+def read_config(config: dict[str, Any]) -> Any:
     """The config object of a `config.json`; ModelError if this transformers cannot read it."""
     from transformers import AutoConfig
 

@@ -94,7 +94,7 @@ def training(
     ]
     lighter = []
     if work.optimizer in _WITH_ALL_STATES:
-        lighter = [("8-bit Adam", "adam8bit", EIGHT_BIT_STATES)] if on_gpu else []
+        lighter = [("8-bit Adam", "adamw_bnb_8bit", EIGHT_BIT_STATES)] if on_gpu else []
         lighter.append(("Adafactor", "adafactor", FACTORED_STATES))
     for recipe, also, price in ((full, "", ""), (again, " and checkpointing", CHECKPOINTING)):
         for label, optimizer, cost in lighter:
@@ -162,7 +162,7 @@ def _training(
         yield Candidate("checkpointing", checkpointed, work, CHECKPOINTING)
     if adapter is None and work.optimizer in _WITH_ALL_STATES:
         if on_gpu:
-            eight = replace(work, optimizer="adam8bit")
+            eight = replace(work, optimizer="adamw_bnb_8bit")
             yield Candidate("8-bit Adam", recipe, eight, EIGHT_BIT_STATES)
         factored = replace(work, optimizer="adafactor")
         yield Candidate("Adafactor", recipe, factored, FACTORED_STATES)

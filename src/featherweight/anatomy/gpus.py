@@ -43,9 +43,9 @@ class Gpu:
 _TABLE = {
     gpu.name: gpu
     for gpu in (
-        Gpu("v100-16gb", 16 * GIB, (7, 0)),
+        Gpu("v100-16gb", 16_160 * MIB, (7, 0)),
         Gpu("v100-32gb", 32 * GIB, (7, 0)),
-        Gpu("t4", 16 * GIB, (7, 5)),
+        Gpu("t4", 15_360 * MIB, (7, 5)),
         Gpu("rtx2080ti", 11 * GIB, (7, 5)),
         Gpu("rtx3060", 12 * GIB, (8, 6)),
         Gpu("rtx3070", 8 * GIB, (8, 6)),
@@ -58,15 +58,15 @@ _TABLE = {
         Gpu("rtx4080", 16 * GIB, (8, 9)),
         Gpu("rtx4090", 24 * GIB, (8, 9)),
         Gpu("rtx5090", 32 * GIB, (12, 0)),
-        Gpu("a10", 24 * GIB, (8, 6)),
-        Gpu("a40", 48 * GIB, (8, 6)),
+        Gpu("a10", 23_028 * MIB, (8, 6)),
+        Gpu("a40", 46_068 * MIB, (8, 6)),
         Gpu("a6000", 48 * GIB, (8, 6)),
         Gpu("a100-40gb", 40 * GIB, (8, 0)),
         Gpu("a100-80gb", 80 * GIB, (8, 0)),
-        Gpu("l4", 24 * GIB, (8, 9)),
-        Gpu("l40s", 48 * GIB, (8, 9)),
+        Gpu("l4", 23_034 * MIB, (8, 9)),
+        Gpu("l40s", 46_068 * MIB, (8, 9)),
         Gpu("h100-80gb", 80 * GIB, (9, 0)),
-        Gpu("h200", 141 * GIB, (9, 0)),
+        Gpu("h200", 143_771 * MIB, (9, 0)),
         Gpu("b200", 180 * GIB, (10, 0)),
     )
 }

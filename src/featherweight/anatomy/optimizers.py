@@ -20,12 +20,15 @@ class EightBit(torch.optim.Optimizer):
     """The memory of bitsandbytes' 8-bit optimizers (arXiv 2110.02861); it computes nothing.
 
     A state of 8-bit codes and a float32 absmax for each 256 of them. The update is one kernel, in
-    place.
+    place. `whole` are parameters whose states stay in float32.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], states: int = 2) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], whole: Iterable[nn.Parameter], states: int = 2
+    ) -> None:
         super().__init__(parameters, {})
         self.states = states
+        self.whole = {id(parameter) for parameter in whole}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -37,9 +40,8 @@ class EightBit(torch.optim.Optimizer):
                 for number in range(self.states):
                     self.state[parameter].update(self._make(parameter, number))
 
-    @staticmethod
-    def _make(parameter: nn.Parameter, number: int) -> dict[str, torch.Tensor]:
-        if parameter.numel() < SMALLEST:
+    def _make(self, parameter: nn.Parameter, number: int) -> dict[str, torch.Tensor]:
+        if parameter.numel() < SMALLEST or id(parameter) in self.whole:
             return {f"state{number}": torch.zeros_like(parameter, dtype=torch.float32)}
         blocks = -(-parameter.numel() // BLOCK)
         return {
@@ -71,32 +73,38 @@ class AdamWByHand(torch.optim.Optimizer):
                 parameter.addcdiv_(state["exp_avg"], denominator, value=-1e-5)
 
 
-def _torch(name: str, **options: Any) -> Callable[[Parameters, bool], torch.optim.Optimizer]:
-    def make(parameters: Parameters, at_once: bool) -> torch.optim.Optimizer:
+def _torch(
+    name: str, **options: Any
+) -> Callable[[Parameters, Parameters, bool], torch.optim.Optimizer]:
+    def make(
+        parameters: Parameters, embeddings: Parameters, at_once: bool
+    ) -> torch.optim.Optimizer:
         return getattr(torch.optim, name)(parameters, lr=1e-5, **(options | {"foreach": at_once}))
 
     return make
 
 
-def _fused(parameters: Parameters, at_once: bool) -> torch.optim.Optimizer:
+def _fused(parameters: Parameters, embeddings: Parameters, at_once: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-5, fused=True)
 
 
-def _adafactor(parameters: Parameters, at_once: bool) -> torch.optim.Optimizer:
+def _adafactor(
+    parameters: Parameters, embeddings: Parameters, at_once: bool
+) -> torch.optim.Optimizer:
     from transformers.optimization import Adafactor
 
     return Adafactor(parameters, lr=1e-5, scale_parameter=False, relative_step=False)
 
 
-_TABLE: dict[str, Callable[[Parameters, bool], Any]] = {
-    "none": lambda parameters, at_once: None,
+_TABLE: dict[str, Callable[[Parameters, Parameters, bool], Any]] = {
+    "none": lambda parameters, embeddings, at_once: None,
     "adamw_torch": _torch("AdamW"),
     "adamw_torch_fused": _fused,
-    "adamw_hf": lambda parameters, at_once: AdamWByHand(parameters),
-    "adam8bit": lambda parameters, at_once: EightBit(parameters),
-    "adamw_bnb_8bit": lambda parameters, at_once: EightBit(parameters),
-    "adamw_8bit": lambda parameters, at_once: EightBit(parameters),
-    "lion_8bit": lambda parameters, at_once: EightBit(parameters, states=1),
+    "adamw_hf": lambda parameters, embeddings, at_once: AdamWByHand(parameters),
+    "adam8bit": lambda parameters, embeddings, at_once: EightBit(parameters, ()),
+    "adamw_bnb_8bit": lambda parameters, embeddings, at_once: EightBit(parameters, embeddings),
+    "adamw_8bit": lambda parameters, embeddings, at_once: EightBit(parameters, embeddings),
+    "lion_8bit": lambda parameters, embeddings, at_once: EightBit(parameters, embeddings, states=1),
     "adafactor": _adafactor,
     "sgd": _torch("SGD"),
     "sgd-momentum": _torch("SGD", momentum=0.9),
@@ -104,7 +112,14 @@ _TABLE: dict[str, Callable[[Parameters, bool], Any]] = {
     "adagrad": _torch("Adagrad"),
 }
 BY_TRAINER = "adamw"
-NAMES = (BY_TRAINER, *_TABLE)
+# `Trainer`'s names that mean the memory of another: pages are the process's all the same.
+SAME = {
+    "adamw_torch_8bit": "adamw_8bit",
+    "paged_adamw_8bit": "adamw_8bit",
+    "paged_adamw_32bit": "adamw_torch",
+    "paged_lion_8bit": "lion_8bit",
+}
+NAMES = (BY_TRAINER, *_TABLE, *SAME)
 
 
 def check(name: str) -> None:
@@ -126,7 +141,7 @@ def resolve(name: str, era: Era) -> str:
 
     check(name)
     if name != BY_TRAINER:
-        return name
+        return SAME.get(name, name)
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     if version < (4, 30):
         return "adamw_hf"
@@ -134,10 +149,15 @@ def resolve(name: str, era: Era) -> str:
     return "adamw_torch_fused" if asks and era.version >= (2, 8) else "adamw_torch"
 
 
-def make(name: str, parameters: Parameters, *, at_once: bool) -> Any:
+def make(
+    name: str, parameters: Parameters, *, at_once: bool, embeddings: Iterable[Any] = ()
+) -> Any:
     """A resolved optimizer of these parameters; None for `none`.
+
+    `Trainer` has bitsandbytes keep the states of embeddings in 32 bits; `adam8bit` is
+    bitsandbytes' own, made by hand, and does not.
 
     `at_once`: torch's own work on all tensors at once (`foreach`), as they do on a GPU, which costs
     them a copy of what they take the root of.
     """
-    return _TABLE[name](parameters, at_once)
+    return _TABLE[name](parameters, list(embeddings), at_once)

@@ -35,7 +35,12 @@ def _train(model: Any, work: Work, task: str, tracker: Tracker, era: Era, on_gpu
     trained = [p for p in model.parameters() if p.requires_grad]
     if checkpoints(model) and len(trained) < sum(1 for _ in model.parameters()):
         model.enable_input_require_grads()  # as Trainer and PEFT do: else nothing asks to be kept
-    optimizer = optimizers.make(optimizers.resolve(work.optimizer, era), trained, at_once=at_once)
+    optimizer = optimizers.make(
+        optimizers.resolve(work.optimizer, era),
+        trained,
+        at_once=at_once,
+        embeddings=[m.weight for m in model.modules() if isinstance(m, nn.Embedding)],
+    )
     # A second micro-batch accumulates; a third would be like it.
     micro_batches = min(work.accumulate, 2)
     held: Any = None  # a script keeps the outputs of one pass until those of the next are there

@@ -22,7 +22,7 @@ from featherweight.techniques.cast import DTYPES, Cast, short
 from featherweight.techniques.quantiser import Quantiser
 
 # `Trainer`'s names of optimizers that have a shorter one here.
-_OPTIMIZERS = {"adam8bit": "adamw_bnb_8bit"}
+_OPTIMIZERS = {"adam8bit": "adamw_bnb_8bit"}  # made by hand, which Trainer has no name for
 
 
 def command(runs: DryRuns, recipe: Recipe, facts: Facts) -> str | None:

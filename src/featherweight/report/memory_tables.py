@@ -57,7 +57,7 @@ def seen(memory: Memory) -> str:
     if has is None:
         return "as the system monitor would show it, on the CPU"
     share = f"{100 * memory.peak.process / has:.0f} % of" if fits(memory) else "more than"
-    return f"as nvidia-smi would show it: {share} the {has / GIB:g} GiB of {memory.device}"
+    return f"as nvidia-smi would show it: {share} the {has / GIB:.3g} GiB of {memory.device}"
 
 
 def fits(memory: Memory) -> bool:
@@ -82,6 +82,8 @@ def split(memory: Memory) -> str:
     peak = memory.peak
     parts = [f"tensors {amount(peak.allocated)}"]
     if memory.device == "cpu":
+        if peak.reserved > peak.allocated:
+            parts.append(f"kept by malloc besides {amount(peak.reserved - peak.allocated)}")
         parts.append(f"Python and libraries {amount(memory.base)}")
     else:
         parts.append(f"reserved for them {amount(peak.reserved)}")
