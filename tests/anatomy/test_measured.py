@@ -75,3 +75,8 @@ def test_what_fails_in_the_run_is_one_line(tiny_bert: Any) -> None:
     with pytest.raises(ChildError, match="BertModel cannot run forward pass") as caught:
         measure(tiny_bert, "fp32", forward=True, seq_len=1024)  # 256 positions are learned
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_predicted_for_elsewhere_cannot_be_measured() -> None:
+    with pytest.raises(FeatherweightError, match="gpu, torch_version: a measurement runs here"):
+        measure("smollm2-135m", "fp32", gpu="t4", torch_version="2.3")

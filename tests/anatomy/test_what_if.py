@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+
 import featherweight as fw
+from featherweight.anatomy.asked import ask
 from featherweight.anatomy.what_if import what_if
 
 
@@ -28,3 +31,11 @@ def test_a_generation_is_offered_lighter_weights() -> None:
     found = what_if("smollm2-135m", "fp32", prompt_tokens=64, new_tokens=4, count=3)
     assert {"4-bit weights", "8-bit weights"} <= {c.label for c in found}
     assert all(c.cost for c in found)
+
+
+def test_what_can_be_asked_is_what_memory_takes() -> None:
+    def taken(function: object) -> dict:
+        parameters = inspect.signature(function).parameters  # type: ignore[arg-type]
+        return {name: parameter.default for name, parameter in parameters.items()}
+
+    assert taken(ask) == taken(fw.memory)

@@ -17,12 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from featherweight.anatomy.attention import Kernels, scaled_dot_product_attention
+from featherweight.anatomy.attention import HALF, Kernels, scaled_dot_product_attention
 from featherweight.anatomy.eras import Era
-from featherweight.anatomy.gpus import Gpu
-
-MIB = 1 << 20
-HALF = (torch.float16, torch.bfloat16)
+from featherweight.anatomy.gpus import MIB, Gpu
 
 
 class CudaFunctions(TorchFunctionMode):

@@ -29,7 +29,6 @@ from featherweight.recipe import Recipe
 
 MOMENTS = 400  # of a timeline
 HOLDERS = 60
-_HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def dry_run(
@@ -86,7 +85,7 @@ def _traced(
     name: str, model: Any, work: Work, task: str, gpu: Gpu | None, era: Era, kernels: Kernels
 ) -> Trace:
     tracker = Tracker(inside(gpu) if gpu else None, truth=not work.padding)
-    half = _HALF.get(work.mixed_precision or "")
+    half = program.MIXED.get(work.mixed_precision or "")
     # What this imports must not be made of fake tensors.
     work = replace(work, optimizer=optimizers.resolve(work.optimizer, era))
     importlib.import_module("transformers.optimization")

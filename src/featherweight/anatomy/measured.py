@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from featherweight.anatomy.asked import DEFAULT_SEQ_LEN, ask
+from featherweight.anatomy.asked import ask
 from featherweight.errors import FeatherweightError
 from featherweight.measure.child import ChildError
 from featherweight.recipe import Recipe
@@ -41,40 +41,27 @@ class Measured:
 
 
 def measure(
-    model: Any,
-    recipe: str | Recipe | None = None,
-    *,
-    train: bool | Any = False,
-    task: str | None = None,
-    batch_size: int | None = None,
-    seq_len: int = DEFAULT_SEQ_LEN,
-    padding: float = 0.0,
-    optimizer: str | None = None,
-    loss: str | None = None,
-    mixed_precision: str | None = None,
-    accumulate: int | None = None,
-    max_grad_norm: float | None = None,
-    prompt_tokens: int = 512,
-    new_tokens: int = 128,
-    num_beams: int = 1,
-    forward: bool = False,
-    lora: Any = None,
-    device: str = "cpu",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
+    model: Any, recipe: str | Recipe | None = None, *, device: str = "cpu", **keywords: Any
 ) -> Measured:
     """Run what `featherweight.memory` predicts, with random weights, in processes of its own.
 
-    Arguments are those of `featherweight.memory`, but for `device`: `cpu`, `cuda` or `cuda:1`.
+    Keywords are those of `featherweight.memory` that say what runs: not those that say what it is
+    predicted for (gpu, cuda_context, transformers, torch_version). `device` is `cpu`, `cuda` or
+    `cuda:1`.
     On a CPU the workload runs three times: for the process as it comes, for the memory in use
     (larger blocks go back to the system as soon as they are freed), and for the bytes of tensors.
 
     Raises what `featherweight.memory` raises for a wrong request, and ChildError where the run
     fails: memory ran out, or the model cannot do it.
     """
-    given = {key: value for key, value in locals().items() if key != "device"}
+    elsewhere = {"gpu", "cuda_context", "transformers", "torch_version"} & keywords.keys()
+    if elsewhere:
+        raise FeatherweightError(
+            f"{', '.join(sorted(elsewhere))}: a measurement runs here, with what is installed",
+            hint="leave it out, or predict it",
+        )
     place = _device(device)
-    asked = ask(**given)
+    asked = ask(model, recipe, **keywords)
     request = {
         "config": asked.config,
         "recipe": str(asked.recipe),

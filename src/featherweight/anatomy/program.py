@@ -16,6 +16,7 @@ from featherweight.anatomy.tracker import Tracker
 from featherweight.anatomy.work import Work
 from featherweight.techniques.checkpointing import checkpoints
 
+MIXED = {"fp16": torch.float16, "bf16": torch.bfloat16}  # of mixed precision
 ITERATIONS = 2  # the first makes the optimizer's states, the second is like all that follow
 
 
@@ -215,8 +216,7 @@ def _logits(outputs: Any) -> torch.Tensor:
 def _autocast(work: Work, model: Any) -> AbstractContextManager[Any]:
     if work.mixed_precision is None:
         return nullcontext()
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[work.mixed_precision]
-    return torch.autocast(model.device.type, dtype=dtype)
+    return torch.autocast(model.device.type, dtype=MIXED[work.mixed_precision])
 
 
 def cached(past: Any) -> Iterator[torch.Tensor]:

@@ -33,8 +33,8 @@ def command(runs: DryRuns, recipe: Recipe, facts: Facts) -> str | None:
         return None  # `load` does not read encoder-decoders
     name = hub_id(runs.asked.model)
     words = ["featherweight", "generate", name, "PROMPT", "--recipe", str(recipe)]
-    words += ["--revision", runs.revision] if runs.revision else []
-    words += ["--trust-remote-code"] if runs.trust_remote_code else []
+    words += ["--revision", runs.asked.revision] if runs.asked.revision else []
+    words += ["--trust-remote-code"] if runs.asked.trust_remote_code else []
     return shlex.join(words)
 
 
@@ -84,8 +84,8 @@ def _model(runs: DryRuns, techniques: list[Technique], facts: Facts) -> list[str
 
 
 def _arguments(runs: DryRuns, given: list[str]) -> str:
-    found_by = [f"revision={json.dumps(runs.revision)}"] if runs.revision else []
-    found_by += ["trust_remote_code=True"] if runs.trust_remote_code else []
+    found_by = [f"revision={json.dumps(runs.asked.revision)}"] if runs.asked.revision else []
+    found_by += ["trust_remote_code=True"] if runs.asked.trust_remote_code else []
     return ", ".join([json.dumps(hub_id(runs.asked.model)), *given, *found_by])
 
 

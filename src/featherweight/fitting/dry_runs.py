@@ -20,12 +20,10 @@ Progress = Callable[[str, float | None], None]  # what is being done, seconds le
 class DryRuns:
     """Called with a recipe and a workload; what was run before is not run again.
 
-    `asked` says all but these two; its model was found by `revision` and `trust_remote_code`.
+    `asked` says all but these two.
     """
 
     asked: Asked
-    revision: str | None = None
-    trust_remote_code: bool = False
     progress: Progress | None = None
     notes: list[str] = field(default_factory=list)  # of all runs, each once
     _done: dict[tuple[str, Work], Memory] = field(default_factory=dict)

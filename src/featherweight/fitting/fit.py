@@ -80,7 +80,7 @@ def fit(
         trust_remote_code=trust_remote_code,
     )
     limit, source = allowed(memory, asked.gpu)
-    runs = DryRuns(asked, revision, trust_remote_code, progress)
+    runs = DryRuns(asked, progress)
     if batch_size is not None and batch_size < 1:
         raise FeatherweightError(f"batch_size is {batch_size}", hint="give 1 or more")
     if not train:
