@@ -300,3 +300,33 @@ def test_a_layer_that_is_computed_again_is_left_again(tiny: dict) -> None:
     )
     states = {h.module for h in found.holders if h.category == "optimizer state"}
     assert states == {""}
+
+
+BART = {
+    "model_type": "bart",
+    "architectures": ["BartForConditionalGeneration"],
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+    "is_encoder_decoder": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({"train": True, "seq_len": 129}, "has 128 positions, and 129 tokens are asked for"),
+        ({"prompt_tokens": 129, "new_tokens": 2}, "has 128 positions, and 129 tokens"),
+        ({"padding": 0.1}, "is an encoder-decoder, which is predicted without padding"),
+    ],
+)
+def test_an_encoder_decoder_refuses_what_it_cannot_take(keywords: dict, says: str) -> None:
+    assert fw.memory(BART, "fp32", prompt_tokens=128, new_tokens=8).peak.allocated > 0
+    with pytest.raises(FeatherweightError, match=says):
+        fw.memory(BART, "fp32", **keywords)

@@ -62,10 +62,19 @@ def dry_run(
 def _check_length(name: str, model: Any, config: Any, work: Work) -> list[str]:
     """Refuse lengths for which a model has no positions; a note for those that it was not made for.
 
-    An encoder-decoder has positions of its own for what it writes.
+    An encoder-decoder has positions for what it reads and for what it writes; sound is read in
+    pieces of 30 seconds, whatever is asked.
     """
     if getattr(config, "is_encoder_decoder", False):
-        tokens = work.new_tokens if work.kind == "generate" else 0
+        if work.padding:
+            raise FeatherweightError(
+                f"'{name}' is an encoder-decoder, which is predicted without padding",
+                hint="leave padding out",
+            )
+        read = 0 if hasattr(config, "num_mel_bins") else work.prompt_tokens
+        tokens = max(read, work.new_tokens) if work.kind == "generate" else 0
+        if work.kind != "generate" and not hasattr(config, "num_mel_bins"):
+            tokens = work.seq_len
     else:
         tokens = work.prompt_tokens + work.new_tokens if work.kind == "generate" else work.seq_len
     most = build.positions(model)
