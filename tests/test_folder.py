@@ -344,13 +344,13 @@ def test_mapped_weights_stay_valid_while_their_folder_is_replaced(target: Path):
 
 def test_threads_may_save_onto_one_target(target: Path):
     """The last one wins, whole; none disturbs another's folder."""
-    versions = ("a" * 10_000, "b" * 10_000, "c" * 10_000)
+    versions = [letter * 10_000 for letter in "abcdef"]
 
     def often(version: str) -> None:
-        for _ in range(10):
+        for _ in range(40):
             save(target, {"config.json": version, "model.safetensors": version})
 
-    with ThreadPoolExecutor(3) as threads:
+    with ThreadPoolExecutor(len(versions)) as threads:
         list(threads.map(often, versions))
     found = read(target)
     assert found["config.json"] == found["model.safetensors"]

@@ -17,7 +17,7 @@ import shutil
 import stat
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
@@ -72,21 +72,18 @@ def replacing(target: str | os.PathLike[str], without: tuple[str, ...] = stale()
     folder = Path(os.path.realpath(target))
     _refuse(folder)
     made = [parent for parent in folder.parents if not os.path.exists(parent)]
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with _explained(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             for parent in made:
                 _sync(parent.parent)
             _clear_up(folder)
-            temporary.mkdir()
-        with _held(temporary):
+        with _beside(folder) as temporary:
             with _explained(folder, only=_FULL):
                 yield temporary
             with _explained(folder):
                 _put(temporary, folder, without)
     finally:
-        _remove(temporary)  # what was not put in place, or what was there before
         for parent in made:
             with suppress(OSError):  # not empty
                 parent.rmdir()
@@ -142,6 +139,27 @@ def _number(error: Exception) -> int | None:
 
 
 @contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """A new hidden folder next to this one, in use until the block ends; then it is removed.
+
+    Another process may take it for abandoned before it is marked as in use: then a next one.
+    """
+    with ExitStack() as held:
+        while True:
+            path = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+            with _explained(folder):
+                path.mkdir()
+                with suppress(FileNotFoundError):
+                    held.enter_context(_held(path))
+            if path.exists():
+                break
+        try:
+            yield path
+        finally:
+            _remove(path)  # what was not put in place, or what was there before
+
+
+@contextmanager
 def _held(folder: Path) -> Iterator[None]:
     """Mark a folder as in use. The system takes the mark away when this process dies."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -153,18 +171,25 @@ def _held(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _abandoned(folder: Path) -> bool:
-    """Whether no living process holds it. A lock tells; a process id may be another's by now."""
+@contextmanager
+def _taken_over(folder: Path) -> Iterator[bool]:
+    """Whether no living process holds it, and while the block lasts no other can.
+
+    A lock tells; a process id may be another's by now.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
-        return False
+        yield False
+        return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    else:
-        return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            abandoned = False
+        else:
+            abandoned = True
+        yield abandoned
     finally:
         os.close(descriptor)
 
@@ -173,14 +198,15 @@ def _clear_up(folder: Path) -> None:
     """Bring back what a crash between two renames hid, and remove what killed runs left."""
     ours = re.compile(rf"\.{re.escape(folder.name)}\.\d+-[0-9a-f]{{8}}\.(tmp|old)")
     for path in [path for path in folder.parent.iterdir() if ours.fullmatch(path.name)]:
-        if not _abandoned(path):
-            continue
-        if path.suffix == ".old" and not folder.exists():
-            path.rename(folder)
-            continue
-        with suppress(OSError):  # another process was faster, or it is another user's
-            # Not as .old: what is half removed must never be brought back.
-            _remove(path.rename(path.with_suffix(".tmp")))
+        with _taken_over(path) as abandoned:
+            if not abandoned:
+                continue
+            if path.suffix == ".old" and not folder.exists():
+                path.rename(folder)
+                continue
+            with suppress(OSError):  # another process was faster, or it is another user's
+                # Not as .old: what is half removed must never be brought back.
+                _remove(path.rename(path.with_suffix(".tmp")))
 
 
 def _put(new: Path, folder: Path, without: tuple[str, ...]) -> None:
