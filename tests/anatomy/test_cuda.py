@@ -213,6 +213,11 @@ def test_mixed_precision_of_cuda_normalises_in_float32() -> None:
         ("h100", "h100-80gb"),
         ("Tesla T4", "t4"),
         ("V100-16GB", "v100-16gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA RTX 6000 Ada", "6000ada"),
+        ("RTX 2060", "rtx2060"),
     ],
 )
 def test_gpus_by_the_names_that_people_write(given: str, found: str) -> None:

@@ -43,31 +43,49 @@ class Gpu:
 _TABLE = {
     gpu.name: gpu
     for gpu in (
+        Gpu("gtx1080ti", 11_264 * MIB, (6, 1)),
+        Gpu("p100-16gb", 16_280 * MIB, (6, 0)),
         Gpu("v100-16gb", 16_160 * MIB, (7, 0)),
         Gpu("v100-32gb", 32 * GIB, (7, 0)),
         Gpu("t4", 15_360 * MIB, (7, 5)),
+        Gpu("rtx2060", 6 * GIB, (7, 5)),
+        Gpu("rtx2070", 8 * GIB, (7, 5)),
+        Gpu("rtx2080", 8 * GIB, (7, 5)),
         Gpu("rtx2080ti", 11 * GIB, (7, 5)),
+        Gpu("rtx3050", 8 * GIB, (8, 6)),
         Gpu("rtx3060", 12 * GIB, (8, 6)),
+        Gpu("rtx3060ti", 8 * GIB, (8, 6)),
         Gpu("rtx3070", 8 * GIB, (8, 6)),
         Gpu("rtx3080", 10 * GIB, (8, 6)),
         Gpu("rtx3080ti", 12 * GIB, (8, 6)),
         Gpu("rtx3080ti-laptop", 16 * GIB, (8, 6)),
         Gpu("rtx3090", 24 * GIB, (8, 6)),
-        Gpu("rtx4060", 8 * GIB, (8, 9)),
-        Gpu("rtx4070", 12 * GIB, (8, 9)),
-        Gpu("rtx4080", 16 * GIB, (8, 9)),
-        Gpu("rtx4090", 24 * GIB, (8, 9)),
-        Gpu("rtx5090", 32 * GIB, (12, 0)),
+        Gpu("rtx4060", 8_188 * MIB, (8, 9)),
+        Gpu("rtx4060ti-16gb", 16_380 * MIB, (8, 9)),
+        Gpu("rtx4070", 12_282 * MIB, (8, 9)),
+        Gpu("rtx4070ti", 12_282 * MIB, (8, 9)),
+        Gpu("rtx4080", 16_376 * MIB, (8, 9)),
+        Gpu("rtx4090", 24_564 * MIB, (8, 9)),
+        Gpu("rtx5060ti-16gb", 16_311 * MIB, (12, 0)),
+        Gpu("rtx5070", 12_227 * MIB, (12, 0)),
+        Gpu("rtx5070ti", 16_303 * MIB, (12, 0)),
+        Gpu("rtx5080", 16_303 * MIB, (12, 0)),
+        Gpu("rtx5090", 32_607 * MIB, (12, 0)),
         Gpu("a10", 23_028 * MIB, (8, 6)),
+        Gpu("a10g", 23_028 * MIB, (8, 6)),
         Gpu("a40", 46_068 * MIB, (8, 6)),
-        Gpu("a6000", 48 * GIB, (8, 6)),
+        Gpu("a4000", 16_376 * MIB, (8, 6)),
+        Gpu("a5000", 24_564 * MIB, (8, 6)),
+        Gpu("a6000", 49_140 * MIB, (8, 6)),
+        Gpu("6000ada", 49_140 * MIB, (8, 9)),
+        Gpu("a30", 24 * GIB, (8, 0)),
         Gpu("a100-40gb", 40 * GIB, (8, 0)),
         Gpu("a100-80gb", 80 * GIB, (8, 0)),
         Gpu("l4", 23_034 * MIB, (8, 9)),
         Gpu("l40s", 46_068 * MIB, (8, 9)),
-        Gpu("h100-80gb", 80 * GIB, (9, 0)),
+        Gpu("h100-80gb", 81_559 * MIB, (9, 0)),
         Gpu("h200", 143_771 * MIB, (9, 0)),
-        Gpu("b200", 180 * GIB, (10, 0)),
+        Gpu("b200", 183_359 * MIB, (10, 0)),
     )
 }
 
@@ -100,6 +118,6 @@ def find(name: str) -> Gpu:
 def _plain(name: str) -> str:
     """`rtx3080tilaptop16gb` of `NVIDIA RTX 3080Ti laptop 16GB`."""
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
-    for maker in ("nvidia", "geforce", "tesla", "quadro"):
+    for maker in ("nvidia", "geforce", "tesla", "quadro", "sxm4", "sxm5", "pcie", "hbm3"):
         plain = plain.replace(maker, "")
-    return plain
+    return re.sub(r"^rtx(?=a\d|6000ada)", "", plain)  # NVIDIA writes RTX A6000
