@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
 import featherweight as fw
 from featherweight.anatomy import environments
+from featherweight.anatomy.asked import ask
 from featherweight.errors import FeatherweightError, ModelError
 
 MB = 10**6
@@ -45,6 +47,28 @@ def test_pythia_410m_of_transformers_pull_request_31031(
     )
     assert found.versions["transformers"] == version
     assert found.peak.allocated / MB == pytest.approx(published_mb, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("attention", "rows", "published_mb"), [("eager", 1, 974.831), ("sdpa", 4, 4165.26)]
+)
+def test_a_generation_of_pythia_410m_of_the_same_table(
+    version: str, attention: str, rows: int, published_mb: float
+) -> None:
+    """100 new tokens after `model.to(torch.float16)`, by a `generate` that held its outputs."""
+    question = ask(
+        "EleutherAI/pythia-410m",
+        f"fp16+{attention}",
+        batch_size=rows,
+        prompt_tokens=128 if rows == 1 else 2048,
+        new_tokens=100,
+        outputs="held",
+        gpu="rtx3080ti-laptop",
+        transformers=version,
+        torch_version="2.3",
+    )
+    found = replace(question, work=replace(question.work, halved=True)).predict()
+    assert found.peak.allocated / MB == pytest.approx(published_mb, rel=0.001)
 
 
 def test_a_model_that_the_old_version_does_not_know(version: str) -> None:

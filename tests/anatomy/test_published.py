@@ -35,6 +35,23 @@ def test_bert_large_of_the_2022_guide(recipe: str, keywords: dict, published_mib
     assert found.peak.process / MIB == pytest.approx(published_mib, rel=0.01)
 
 
+@pytest.mark.parametrize(("rows", "tokens", "published_mb"), [(1, 128, 1474.32), (1, 512, 1551.35)])
+def test_a_step_of_opt_350m(rows: int, tokens: int, published_mb: float) -> None:
+    """transformers' documentation of OPT: fp16, logits.sum(), L40S, torch 2.4: allocated, in MB."""
+    found = fw.memory(
+        "facebook/opt-350m",
+        "fp16+sdpa",
+        train=True,
+        batch_size=rows,
+        seq_len=tokens,
+        optimizer="none",
+        loss="logits.sum",
+        gpu="l40s",
+        torch_version="2.4",
+    )
+    assert found.peak.allocated / 10**6 == pytest.approx(published_mb, rel=0.001)
+
+
 def test_a_full_fine_tuning_of_llama_3_2_3b() -> None:
     """peft's method comparison, torch 2.13 on an L40S: 37068 MiB reserved."""
     found = fw.memory(

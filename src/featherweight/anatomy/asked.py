@@ -91,6 +91,7 @@ def ask(
     new_tokens: int = 128,
     num_beams: int = 1,
     forward: bool = False,
+    outputs: str | None = None,
     lora: Any = None,
     gpu: str | None = None,
     cuda_context: int | None = None,
@@ -133,6 +134,7 @@ def ask(
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         num_beams=num_beams,
+        outputs=outputs,
     )
     device = gpus.find(gpu) if gpu else None
     if device is None and cuda_context is not None:

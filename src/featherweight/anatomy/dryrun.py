@@ -51,6 +51,8 @@ def dry_run(
     read = build.read_config(config)
     task = task or build.task_of(read)
     built = build.build(read, recipe, task)
+    if work.halved:
+        built.model.to(build.dtype_of(read, recipe))
     notes = _check_length(name, built.model, read, work)
     kernels = Kernels(allowed=built.kernels)
     era = era or Era.of(torch.__version__)

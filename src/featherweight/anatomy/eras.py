@@ -1,4 +1,4 @@
-"""What older versions of torch did differently with memory: to understand old figures."""
+"""What older versions did differently with memory: to understand old figures."""
 
 from __future__ import annotations
 
@@ -43,3 +43,13 @@ class Era:
     def steps_at_once(self) -> bool:
         """Optimizers work on all tensors at once by default (`foreach`) since 2.0."""
         return self.version >= (2, 0)
+
+
+def generate_holds_outputs(transformers: str) -> bool:
+    """`generate` kept the outputs of a pass, logits and cache, during the next one until 4.42."""
+    return Era.of(transformers).version < (4, 42)
+
+
+def generate_copies_logits(transformers: str) -> bool:
+    """`generate` copied the logits of all positions to look at the last, in 4.45 and 4.46."""
+    return (4, 45) <= Era.of(transformers).version < (4, 47)

@@ -27,6 +27,7 @@ def memory(
     new_tokens: int = 128,
     num_beams: int = 1,
     forward: bool = False,
+    outputs: str | None = None,
     lora: Any = None,
     gpu: str | None = None,
     cuda_context: int | None = None,
@@ -54,6 +55,8 @@ def memory(
         max_grad_norm: gradients are clipped to it; 0: they are not.
         prompt_tokens, new_tokens, num_beams: of generation, which is the default.
         forward: one forward pass without gradients instead, of batch_size × seq_len.
+        outputs: `"held"`: until those of the next pass are there, as a loop that assigns them
+            does; `"dropped"` as soon as they are used. By default as `Trainer` and `generate` do.
         lora: a PEFT `LoraConfig`, as if the recipe ended in `lora`.
         gpu: a name such as `a100-40gb`; without it, this machine's CPU.
         cuda_context: bytes that CUDA itself takes; by default that of the GPU's generation.

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from featherweight.anatomy import optimizers
-from featherweight.anatomy.eras import Era
+from featherweight.anatomy.eras import Era, generate_copies_logits, generate_holds_outputs
 from featherweight.anatomy.tracker import Tracker
 from featherweight.anatomy.work import Work
 from featherweight.techniques.checkpointing import checkpoints
@@ -44,7 +44,9 @@ def _train(model: Any, work: Work, task: str, tracker: Tracker, era: Era, on_gpu
     )
     # A second micro-batch accumulates; a third would be like it.
     micro_batches = min(work.accumulate, 2)
-    held: Any = None  # a script keeps the outputs of one pass until those of the next are there
+    # A script keeps the outputs of one pass until those of the next are there; Trainer does not.
+    holds = work.loss is not None if work.outputs is None else work.outputs == "held"
+    held: Any = None
     for _ in range(ITERATIONS):
         for _ in range(micro_batches):
             inputs = make_inputs(model, work, task, labels=work.loss is None)
@@ -53,7 +55,7 @@ def _train(model: Any, work: Work, task: str, tracker: Tracker, era: Era, on_gpu
             with _autocast(work, model):
                 outputs = model(**inputs)
                 loss = outputs.loss if work.loss is None else _logits(outputs).sum()
-            held = outputs if work.loss else None
+            held = outputs if holds else None
             del outputs
             if work.accumulate > 1:
                 loss = loss / work.accumulate
@@ -72,15 +74,19 @@ def _train(model: Any, work: Work, task: str, tracker: Tracker, era: Era, on_gpu
 
 
 def _forward(model: Any, work: Work, task: str, tracker: Tracker) -> None:
-    """One pass that scores and keeps no cache: each is like the first."""
+    """One pass, with a cache where the model makes one unasked; a second if outputs are held."""
     model.eval()
-    inputs: dict[str, Any] = make_inputs(model, work, task, labels=False)
+    inputs = make_inputs(model, work, task, labels=False)
     tracker.label(inputs.values(), "inputs")
-    if "use_cache" in inspect.signature(model.forward).parameters:
-        inputs["use_cache"] = False
     tracker.phase("forward")
-    with torch.no_grad(), _autocast(work, model):
-        model(**inputs)
+    held: Any = None
+    for _ in range(2 if work.outputs == "held" else 1):
+        with torch.no_grad(), _autocast(work, model):
+            outputs = model(**inputs)
+        tracker.label(cached(getattr(outputs, "past_key_values", None)), "KV cache")
+        held = outputs
+        del outputs
+    del held
 
 
 @torch.no_grad()
@@ -112,6 +118,13 @@ class _Decoder:
         self.past: Any = None
         self.length = 0
         self.encoded: Any = None
+        version = _transformers()
+        self._holds = work.outputs == "held"
+        self._copies = False
+        if work.outputs is None:  # as `generate` itself does
+            self._holds = generate_holds_outputs(version)
+            self._copies = generate_copies_logits(version)
+        self._held: Any = None
         accepted = inspect.signature(model.forward).parameters
         self._last_only = next(
             (name for name in ("logits_to_keep", "num_logits_to_keep") if name in accepted), None
@@ -126,11 +139,11 @@ class _Decoder:
             self.tracker.label(inputs.values(), "inputs")
             self.encoded = self.model.get_encoder()(**inputs)
             tokens = 1
-        self._step(tokens)
+        self._reach(tokens)
 
     def write(self) -> None:
         """One more token."""
-        self._step(1)
+        self._reach(self.length + 1)
         if self.work.num_beams > 1:
             self._reorder()
 
@@ -139,32 +152,39 @@ class _Decoder:
 
         The second is of one token: layers with a sliding window then let go of the rest.
         """
-        self.past, self.length = None, 0
-        self._step((length if not self._two_sided else length - self.work.prompt_tokens) - 1)
-        self._step(1)
+        self.past = self._held = None
+        length -= self.work.prompt_tokens if self._two_sided else 0
+        self._reach(length - 1)
+        self._reach(length)
 
     def label(self) -> None:
         """Tell the tracker which tensors are the cache."""
         self.tracker.label(cached(self.past), "KV cache")
 
-    def _step(self, tokens: int) -> None:
+    def _reach(self, length: int) -> None:
+        """Read on to `length` tokens: those that are not in the cache, or all where none is."""
+        tokens = length if self.past is None else length - self.length
         ids = torch.zeros(self.rows, tokens, dtype=torch.int64)
-        given: dict[str, Any] = {self._cache: self.past, "use_cache": True}
-        if self.work.padding:
-            seen = self.length + tokens
-            given["attention_mask"] = torch.ones(self.rows, seen, dtype=torch.int64)
+        given: dict[str, Any] = {
+            self._cache: self.past,
+            "use_cache": True,
+            "attention_mask": torch.ones(self.rows, length, dtype=torch.int64),
+        }
         if self._last_only:
             given[self._last_only] = 1
         if self._two_sided:
             given |= {"encoder_outputs": self.encoded, "decoder_input_ids": ids}
-            given.pop("attention_mask", None)
+            given.pop("attention_mask")
         else:
             given["input_ids"] = ids
         outputs = self.model(**given)
-        self.past = getattr(outputs, self._cache)
-        self.length += tokens
+        self.past, self.length = getattr(outputs, self._cache), length
+        self._held = outputs if self._holds else None
         self.label()
-        scores = _logits(outputs)[:, -1].float()  # as `generate` looks at the last one
+        logits = _logits(outputs)
+        if self._copies:
+            logits = logits.clone()
+        scores = logits[:, -1].float()  # as `generate` looks at the last one
         if self.work.num_beams > 1:
             scores = torch.log_softmax(scores, dim=-1)
         scores.argmax(dim=-1)
@@ -211,6 +231,12 @@ def _encoder_inputs(model: Any, rows: int, tokens: int) -> dict[str, torch.Tenso
 def _logits(outputs: Any) -> torch.Tensor:
     logits = getattr(outputs, "logits", None)
     return outputs[0] if logits is None else logits
+
+
+def _transformers() -> str:
+    from transformers import __version__
+
+    return __version__
 
 
 def _autocast(work: Work, model: Any) -> AbstractContextManager[Any]:

@@ -6,6 +6,7 @@ tracker runs beside any version of transformers.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,10 @@ from featherweight.anatomy.trace import CATEGORIES, TEMPORARY, Block, Trace
 # Bytes that a kernel allocates inside, while its outputs exist already, and frees when it ends.
 Inside = Callable[[Any, tuple, Any], int]
 _RANK = {name: rank for rank, name in enumerate(CATEGORIES)}
+_COMPARED = {
+    getattr(torch.ops.aten, name).Scalar: getattr(operator, name)
+    for name in ("lt", "le", "gt", "ge")
+}
 
 
 class Tracker(TorchDispatchMode):
@@ -34,7 +39,8 @@ class Tracker(TorchDispatchMode):
 
     Enter it after a `FakeTensorMode`, so that it sees operations first. `inside` gives what the
     kernels of a device allocate unseen. `truth` answers a program that asks whether a fake tensor
-    is true: in the code of transformers the question is whether a mask hides nothing.
+    is true: in the code of transformers the question is whether a mask hides nothing. A number that
+    is drawn alone is 1, so that no layer is left out by chance (LayerDrop).
     """
 
     def __init__(self, inside: Inside | None = None, *, truth: bool = True) -> None:
@@ -124,11 +130,17 @@ class Tracker(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
+            if hasattr(args[0], "_drawn"):
+                return args[0]._drawn
             if args[0].dtype is torch.bool:
                 return self._truth
             if args[0].is_floating_point():
                 return 1.0  # a count of steps, a norm: nothing that sizes depend on
         out = _run(func, args, dict(kwargs or {}))
+        if func is torch.ops.aten.rand.default and out.dim() == 0:
+            out._drawn = 1.0
+        elif func in _COMPARED and hasattr(args[0], "_drawn"):
+            out._drawn = _COMPARED[func](args[0]._drawn, args[1])
         if self._paused:
             return out
         name = func._schema.name.rpartition("::")[2]

@@ -82,12 +82,13 @@ _FLAGS = {
     "prompt_tokens": "--prompt-tokens",
     "new_tokens": "--new-tokens",
     "num_beams": "--num-beams",
+    "outputs": "--outputs",
 }
 _OF_KIND = {
     "train": ("batch_size", "seq_len", "padding", "optimizer", "loss", "mixed_precision",
-              "accumulate", "max_grad_norm"),
-    "forward": ("batch_size", "seq_len", "padding", "mixed_precision"),
-    "generate": ("batch_size", "prompt_tokens", "new_tokens", "padding", "num_beams"),
+              "accumulate", "max_grad_norm", "outputs"),
+    "forward": ("batch_size", "seq_len", "padding", "mixed_precision", "outputs"),
+    "generate": ("batch_size", "prompt_tokens", "new_tokens", "padding", "num_beams", "outputs"),
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from featherweight.errors import FeatherweightError
 
 LOSSES = (None, "logits.sum")
 MIXED = (None, "fp16", "bf16")
+OUTPUTS = (None, "held", "dropped")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Work:
     prompt_tokens: int = 512
     new_tokens: int = 128
     num_beams: int = 1
+    outputs: str | None = None  # of a pass, until those of the next are there; None: as is usual
+    halved: bool = False  # by `model.half()` once it was loaded, which casts every buffer too
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "seq_len", "accumulate", "prompt_tokens", "num_beams"):
@@ -54,6 +57,10 @@ class Work:
         if self.mixed_precision not in MIXED:
             raise FeatherweightError(
                 f"mixed_precision is '{self.mixed_precision}'", hint="allowed: fp16, bf16, or none"
+            )
+        if self.outputs not in OUTPUTS:
+            raise FeatherweightError(
+                f"outputs is '{self.outputs}'", hint="allowed: held, dropped, or none: as is usual"
             )
         optimizers.check(self.optimizer)
 

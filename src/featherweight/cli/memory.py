@@ -43,6 +43,11 @@ _PATIENCE = 2.0  # seconds before progress is shown
 @click.option("--prompt-tokens", "-p", type=click.IntRange(1), help="[default: 512]")
 @click.option("--new-tokens", "-n", type=click.IntRange(0), help="[default: 128]")
 @click.option("--num-beams", type=click.IntRange(1), help="[default: 1]")
+@click.option(
+    "--outputs",
+    type=click.Choice(["held", "dropped"]),
+    help="Of a pass, until the next has its own. [default: as Trainer and generate do]",
+)
 @click.option("--gpu", help="Such as a100-40gb. [default: this machine's CPU]")
 @click.option("--cuda-context", type=Size(), help="Such as 1343MiB. [default: of the GPU's kind]")
 @click.option("--transformers", metavar="VERSION", help="Run dry under another, such as 4.43.3.")
