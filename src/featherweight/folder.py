@@ -9,10 +9,8 @@ replaced: its files go away when the last mapping of them does.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
-import secrets
 import shutil
 import stat
 import warnings
@@ -27,6 +25,7 @@ from safetensors import SafetensorError
 
 from featherweight.errors import FeatherweightError
 from featherweight.native import libc
+from featherweight.scratch import beside, clear_up, held
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV)
@@ -73,12 +72,13 @@ def replacing(target: str | os.PathLike[str], without: tuple[str, ...] = stale()
     _refuse(folder)
     made = [parent for parent in folder.parents if not os.path.exists(parent)]
     try:
-        with _explained(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            for parent in made:
-                _sync(parent.parent)
-            _clear_up(folder)
-        with _beside(folder) as temporary:
+        with ExitStack() as stack:
+            with _explained(folder):
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                for parent in made:
+                    _sync(parent.parent)
+                clear_up(folder)
+                temporary = stack.enter_context(beside(folder))
             with _explained(folder, only=_FULL):
                 yield temporary
             with _explained(folder):
@@ -136,77 +136,6 @@ def _number(error: Exception) -> int | None:
         return error.errno
     told = re.search(r"\(os error (\d+)\)", str(error))
     return int(told[1]) if told else None
-
-
-@contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    """A new hidden folder next to this one, in use until the block ends; then it is removed.
-
-    Another process may take it for abandoned before it is marked as in use: then a next one.
-    """
-    with ExitStack() as held:
-        while True:
-            path = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-            with _explained(folder):
-                path.mkdir()
-                with suppress(FileNotFoundError):
-                    held.enter_context(_held(path))
-            if path.exists():
-                break
-        try:
-            yield path
-        finally:
-            _remove(path)  # what was not put in place, or what was there before
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Mark a folder as in use. The system takes the mark away when this process dies."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # no locks here: nothing will be taken for abandoned either
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _taken_over(folder: Path) -> Iterator[bool]:
-    """Whether no living process holds it, and while the block lasts no other can.
-
-    A lock tells; a process id may be another's by now.
-    """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            abandoned = False
-        else:
-            abandoned = True
-        yield abandoned
-    finally:
-        os.close(descriptor)
-
-
-def _clear_up(folder: Path) -> None:
-    """Bring back what a crash between two renames hid, and remove what killed runs left."""
-    ours = re.compile(rf"\.{re.escape(folder.name)}\.\d+-[0-9a-f]{{8}}\.(tmp|old)")
-    for path in [path for path in folder.parent.iterdir() if ours.fullmatch(path.name)]:
-        with _taken_over(path) as abandoned:
-            if not abandoned:
-                continue
-            if path.suffix == ".old" and not folder.exists():
-                path.rename(folder)
-                continue
-            with suppress(OSError):  # another process was faster, or it is another user's
-                # Not as .old: what is half removed must never be brought back.
-                _remove(path.rename(path.with_suffix(".tmp")))
 
 
 def _put(new: Path, folder: Path, without: tuple[str, ...]) -> None:
@@ -279,7 +208,7 @@ def _exchange(new: Path, folder: Path) -> None:
 
 def _rename_both(new: Path, folder: Path, hidden: Path) -> None:
     """Exchange by renaming `folder` to `hidden` and `new` to `folder`; undone if it fails."""
-    with _held(folder):
+    with held(folder):
         try:
             folder.rename(hidden)
             new.rename(folder)
@@ -301,10 +230,3 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder of ours; a warning says if it stays, since what was asked for is done."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if os.path.exists(folder):
-        warnings.warn(f"'{folder}' is of no more use, but cannot be removed", stacklevel=5)

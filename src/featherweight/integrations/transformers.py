@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.core_model_loading import ConversionOps, WeightConverter
-from transformers.pytorch_utils import Conv1D
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -24,6 +23,7 @@ from featherweight.errors import (
     RecipeError,
     UnsupportedError,
 )
+from featherweight.integrations.conversions import AsItIs, Quantise, Take, is_ours
 from featherweight.ledger import Applied, Ledger
 from featherweight.nn import Int8Embedding
 from featherweight.nn.quantised import QuantisedLinear
@@ -87,7 +87,7 @@ class Quantizer(HfQuantizer):
 
     quantization_config: QuantConfig
     requires_calibration = False
-    # A weight is looked for under these names, and given to `_Take`, whatever it is.
+    # A weight is looked for under these names, and given to `Take`, whatever it is.
     serialized_names: dict[str, list[str]] = {  # noqa: RUF012  transformers reads it
         "weight": [
             "weight",
@@ -164,18 +164,18 @@ class Quantizer(HfQuantizer):
 
     def get_quantize_ops(self) -> ConversionOps:
         """For one weight in a float dtype."""
-        return _Quantise(self)
+        return Quantise(self)
 
     def get_load_operations(self) -> dict[str, Any]:
         """For one weight of a bitsandbytes checkpoint."""
-        return {"deserialize": _Take}
+        return {"deserialize": Take}
 
     def get_weight_conversions(self) -> list[WeightConverter]:
         """Also where there is nothing to convert: what a converter gives is what is offloaded."""
         if self.pre_quantized:
             return super().get_weight_conversions()
         ends = sorted({".".join(name.split(".")[-2:]) for name in self.empty})
-        return [WeightConverter(end, end, [_AsItIs()]) for end in ends]
+        return [WeightConverter(end, end, [AsItIs()]) for end in ends]
 
     def blame(self, layer: str, error: FeatherweightError) -> None:
         """Keep the first error, to be raised when transformers is through."""
@@ -213,8 +213,9 @@ class Quantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         """What is left of the recipe, on a model that has its weights."""
-        kept = getattr(model, "_weight_conversions", None) or []
-        model._weight_conversions = [c for c in kept if not _ours(c)]  # not to be undone at saving
+        done = getattr(model, "_weight_conversions", None) or []
+        # Saving would undo them.
+        model._weight_conversions = [each for each in done if not is_ours(each)]
         if self.error:
             raise self.error
         if self.pre_quantized:
@@ -273,93 +274,8 @@ class Quantizer(HfQuantizer):
         return model
 
 
-class _Op(ConversionOps):
-    """One weight on its way into the model."""
-
-    def __init__(self, hf_quantizer: Quantizer) -> None:
-        self.hf_quantizer = hf_quantizer  # under this name transformers looks for it
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Op:
-        return self  # transformers copies one for each weight, and the quantizer is one
-
-    def fill(self, name: str, model: Any, missing: set[str] | None, fill: Any) -> dict[str, Any]:
-        """Call `fill(layer)`, and give the tensors that it set, by their names in the model."""
-        prefix = name.removesuffix(".weight")
-        layer = model.get_submodule(prefix)
-        try:
-            fill(layer)
-        except FeatherweightError as error:
-            self.hf_quantizer.blame(prefix, error)
-            (missing or set()).discard(name)
-            return {}
-        self.hf_quantizer.plain.pop(name, None)
-        found = {name: layer.weight}
-        found |= {f"{prefix}.{key}": buffer for key, buffer in layer.named_buffers()}
-        # The caller puts it in its place, which may be a file.
-        layer.weight = nn.Parameter(layer.weight.data.to("meta"), requires_grad=False)
-        return found
-
-
-class _Quantise(_Op):
-    def convert(
-        self,
-        input_dict: dict[str, Any],
-        source_patterns: list[str],
-        target_patterns: list[str],
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        name, model = kwargs["full_layer_name"], kwargs["model"]
-        self.hf_quantizer.leave_missing(model)
-        weight = _one(next(iter(input_dict.values())))
-        plain = self.hf_quantizer.plain[name]
-        if weight.shape != plain.weight.shape:  # transformers has its ways with those
-            self.hf_quantizer.leave(name, model, "of another shape in the checkpoint")
-            return {name: weight}
-        upright = weight.T if isinstance(plain, Conv1D) else weight  # [N, K]
-        found = self.fill(
-            name, model, kwargs.get("missing_keys"), lambda layer: layer.quantise(upright)
-        )
-        self.hf_quantizer.give_back(weight)
-        return found
-
-
-class _Take(_Op):
-    def convert(
-        self,
-        input_dict: dict[str, Any],
-        source_patterns: list[str],
-        target_patterns: list[str],
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        name, model = kwargs["full_layer_name"], kwargs["model"]
-        stored = {key: _one(value) for key, value in input_dict.items()}
-        if name not in self.hf_quantizer.empty:
-            weight = stored["weight"]
-            return {name: weight.to(model.get_parameter_or_buffer(name).dtype)}
-        return self.fill(name, model, kwargs.get("missing_keys"), lambda layer: layer.take(stored))
-
-
-class _AsItIs(ConversionOps):
-    def convert(
-        self,
-        input_dict: dict[str, Any],
-        source_patterns: list[str],
-        target_patterns: list[str],
-        **_: Any,
-    ) -> dict[str, Any]:
-        return input_dict
-
-
-def _one(value: Any) -> torch.Tensor:
-    return value[0] if isinstance(value, list) else value
-
-
 def _quantiser(recipe: Recipe) -> Quantiser:
     return next(technique for technique in recipe if isinstance(technique, Quantiser))
-
-
-def _ours(conversion: Any) -> bool:
-    return any(isinstance(op, _Op | _AsItIs) for op in getattr(conversion, "operations", ()))
 
 
 watch_saving()  # also where it is a pickled model that brings this module in
