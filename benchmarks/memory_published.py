@@ -11,13 +11,15 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 import click
 
-import featherweight as fw
+from featherweight.anatomy import gpus
+from featherweight.anatomy.asked import ask as put
+from featherweight.anatomy.result import Memory
 from featherweight.errors import FeatherweightError
 
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "MB": 10**6, "GB": 10**9, "B": 1}
@@ -33,8 +35,9 @@ QUANTISED = {
     "nf4": "bf16+bnb-nf4:compute=bf16",
     "nf4:double": "bf16+bnb-nf4:double:compute=bf16",
 }
-# What one word of `settings` asks for, beside the columns.
+# What the words of a row do not say.
 PROMPT_LONG = 3000  # tokens of the tutorial's system prompt, ten times
+GENERATED = 100  # new tokens where transformers' benchmark of attention lets a language model write
 
 
 @dataclass
@@ -45,6 +48,12 @@ class Asked:
     recipe: str
     keywords: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+    halved: bool = False
+
+    def predict(self, cuda_context: int | None) -> Memory:
+        """The dry run, as `fw.memory` does it."""
+        question = put(self.model, self.recipe, cuda_context=cuda_context, **self.keywords)
+        return replace(question, work=replace(question.work, halved=self.halved)).predict()
 
 
 def ask(row: dict[str, str]) -> Asked:
@@ -58,7 +67,7 @@ def ask(row: dict[str, str]) -> Asked:
         recipe += _lora(words)
     if "checkpoint" in words and "no checkpoint" not in words:
         recipe += "+checkpointing"
-    keywords: dict[str, Any] = {"gpu": row["device"], "task": _task(row["model"])}
+    keywords: dict[str, Any] = {"gpu": _gpu(row["device"]), "task": _task(row["model"])}
     keywords |= _work(row, words, notes)
     torch = re.search(r"torch (\d+\.\d+)", row["transformers"])
     keywords["torch_version"] = torch[1] if torch else None
@@ -66,7 +75,13 @@ def ask(row: dict[str, str]) -> Asked:
     if quantised or (row["attn"] in ("sdpa", "flash") and _before(keywords["transformers"], 4, 36)):
         keywords["transformers"] = None
         notes.append("traced under the transformers at hand: that version has no such layers")
-    return Asked(_model(row["model"]), recipe, keywords, notes)
+    halved = row["task"] == "forward" and row["dtype"] == "fp16"
+    return Asked(_model(row["model"]), recipe, keywords, notes, halved)
+
+
+def _gpu(device: str) -> str:
+    """Where a name fits boards of two sizes, the smaller: a prediction does not depend on it."""
+    return next((name for name in gpus.names() if name.startswith(f"{device.lower()}-")), device)
 
 
 def _lora(words: str) -> str:
@@ -90,7 +105,7 @@ def _work(row: dict[str, str], words: str, notes: list[str]) -> dict[str, Any]:
         }
     asked: dict[str, Any] = {"batch_size": batch, "seq_len": int(row["seq"])}
     if row["task"] == "forward":
-        return asked | {"forward": True}
+        return _inference(row, asked)
     accumulate = re.search(r"accumulation (\d+)", words)
     asked |= {
         "train": True,
@@ -103,6 +118,23 @@ def _work(row: dict[str, str], words: str, notes: list[str]) -> dict[str, Any]:
     if "up to" in words:
         asked["padding"] = 0.1  # a batch of texts of different lengths has a mask
     return asked
+
+
+def _inference(row: dict[str, str], asked: dict[str, Any]) -> dict[str, Any]:
+    """How transformers' benchmark of attention does it: a model that can generates, another
+    reads, in a loop that holds its outputs; both after `model.to(torch.float16)`.
+
+    The code is that of a branch: its layers are of the release that it came with, its `generate`
+    of the one before, which held outputs until 4.42.
+    """
+    if _task(row["model"]) != "causal-lm":
+        return asked | {"forward": True, "outputs": "held"}
+    return {
+        "batch_size": asked["batch_size"],
+        "prompt_tokens": asked["seq_len"],
+        "new_tokens": GENERATED,
+        "outputs": "held" if _named(row["transformers"])[0] < (4, 43) else "dropped",
+    }
 
 
 def _optimizer(row: dict[str, str]) -> str:
@@ -124,8 +156,9 @@ def _task(words: str) -> str | None:
     for part, task in (
         ("sequence classification", "sequence-classification"),
         ("causal", "causal-lm"),
-        ("lm head", "masked-lm"),
         ("masked", "masked-lm"),
+        ("lm head", "causal-lm"),
+        ("encoder", "encoder"),
     ):
         if part in words.lower():
             return task
@@ -134,14 +167,21 @@ def _task(words: str) -> str | None:
 
 def _release(words: str, notes: list[str]) -> str | None:
     """The newest version that a row names, as one that pip can install; None: the one at hand."""
-    versions = re.findall(r"(?<![\d.])([45]\.\d+(?:\.\d+)?)", words.partition("(")[0])
-    if not versions:
+    named = _named(words)
+    if not named:
         return None
-    newest = max(versions, key=lambda version: [int(part) for part in version.split(".")])
-    if tuple(int(part) for part in newest.split(".")[:2]) < OLDEST:
+    newest = named[-1]
+    if newest < OLDEST:
         notes.append("traced under 4.23.1: older ones cannot be installed for this Python")
-        newest = "4.23"
-    return newest if newest.count(".") == 2 else RELEASES.get(newest, f"{newest}.0")
+        newest = OLDEST
+    version = ".".join(map(str, newest))
+    return version if len(newest) == 3 else RELEASES.get(version, f"{version}.0")
+
+
+def _named(words: str) -> list[tuple[int, ...]]:
+    """The versions of transformers that a row names, oldest first."""
+    found = re.findall(r"(?<![\d.])([45]\.\d+(?:\.\d+)?)", words.partition("(")[0])
+    return sorted(tuple(int(part) for part in version.split(".")) for version in found)
 
 
 def _before(version: str | None, *than: int) -> bool:
@@ -162,9 +202,7 @@ def predict(row: dict[str, str], contexts: dict[str, int]) -> tuple[int, list[st
     if row["task"] == "load":
         return _predict_load(row, contexts)
     asked = ask(row)
-    found = fw.memory(
-        asked.model, asked.recipe, cuda_context=contexts.get(row["device"]), **asked.keywords
-    )
+    found = asked.predict(contexts.get(row["device"]))
     kind = row["kind"] if row["kind"] in ("allocated", "reserved", "process") else "allocated"
     notes = asked.notes + ([] if kind == row["kind"] else ["kind unclear: allocated is shown"])
     return getattr(found.peak, kind), notes
@@ -172,9 +210,7 @@ def predict(row: dict[str, str], contexts: dict[str, int]) -> tuple[int, list[st
 
 def _predict_load(row: dict[str, str], contexts: dict[str, int]) -> tuple[int, list[str]]:
     asked = ask(row | {"task": "forward", "batch": "1", "seq": "8", "attn": "eager"})
-    found = fw.memory(
-        asked.model, asked.recipe, cuda_context=contexts.get(row["device"]), **asked.keywords
-    )
+    found = asked.predict(contexts.get(row["device"]))
     return found.categories["weights"] + found.base, ["weights and context"]
 
 
