@@ -37,6 +37,7 @@ def test_held_outputs_are_there_during_the_next_pass(tiny: dict) -> None:
     once = fw.memory(tiny, "fp32+eager", **options)
     held = fw.memory(tiny, "fp32+eager", outputs="held", **options)
     assert held.peak.allocated - once.peak.allocated == LOGITS + CACHE
+    assert held.workload == "forward pass, batch 2 × 96 tokens, outputs held"
 
 
 def test_a_training_loop_that_holds_outputs_holds_the_logits(tiny: dict) -> None:

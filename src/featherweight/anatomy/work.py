@@ -66,6 +66,9 @@ class Work:
 
     def described(self) -> str:
         """The workload in a few words."""
+        return self._described() + (f", outputs {self.outputs}" if self.outputs else "")
+
+    def _described(self) -> str:
         if self.kind == "generate":
             beams = f", {self.num_beams} beams" if self.num_beams > 1 else ""
             return (
