@@ -19,7 +19,7 @@ from featherweight.errors import FeatherweightError
 
 MIB = 1 << 20
 NOW = Era.of("2.13")
-A100, V100, ADA = (gpus.find(name) for name in ("a100-40gb", "v100-16gb", "rtx4090"))
+A100, V100, ADA, H100 = (gpus.find(name) for name in ("a100-40gb", "v100-16gb", "rtx4090", "h100"))
 
 
 def traced(
@@ -124,8 +124,9 @@ def attention(
     mask: bool = False,
     grouped: bool = False,
     grad: bool = True,
+    queries: int = 128,
 ) -> dict:
-    q = torch.ones(2, 8, 128, head_dim, dtype=dtype, requires_grad=grad)
+    q = torch.ones(2, 8, queries, head_dim, dtype=dtype, requires_grad=grad)
     k = torch.ones(2, 2 if grouped else 8, 128, head_dim, dtype=dtype, requires_grad=grad)
     given = torch.ones(2, 1, 128, 128, dtype=torch.bool) if mask else None
     return {"query": q, "key": k, "value": k, "mask": given, "enable_gqa": grouped}
@@ -142,22 +143,23 @@ def attention(
         (V100, attention(), "efficient"),
         (V100, attention(torch.bfloat16), "math"),
         (A100, attention(head_dim=256), "flash"),
-        (ADA, attention(head_dim=256), "efficient"),
-        (ADA, attention(head_dim=256, grad=False), "flash"),
+        (ADA, attention(head_dim=256), "flash"),
+        (ADA, attention(head_dim=256) | {"dropout_p": 0.1}, "efficient"),
+        (ADA, attention(head_dim=208), "efficient"),
+        (ADA, attention(head_dim=208, grad=False), "flash"),
+        (A100, attention(head_dim=208), "flash"),
+        (A100, attention(mask=True, head_dim=60), "math"),
+        (A100, attention(torch.float32, head_dim=60), "efficient"),
+        (A100, attention(torch.float32, head_dim=62), "math"),
+        (V100, attention(torch.float32, head_dim=62), "efficient"),
+        (A100, attention(queries=8) | {"is_causal": True}, "efficient"),
+        (H100, attention(), "cudnn"),
+        (H100, attention(mask=True), "cudnn"),
+        (H100, attention(grouped=True), "cudnn"),
+        (H100, attention(head_dim=60), "flash"),
+        (H100, attention(torch.float32), "efficient"),
+        (H100, attention() | {"allowed": ("flash", "efficient", "math")}, "flash"),
         (A100, attention(torch.float64), "math"),
-    ],
-    ids=[
-        "half",
-        "grouped",
-        "float32",
-        "mask",
-        "mask and groups",
-        "volta",
-        "bfloat16 on volta",
-        "wide",
-        "wide on ada",
-        "wide on ada, no gradient",
-        "float64",
     ],
 )
 def test_the_kernel_is_the_one_that_torch_would_choose(

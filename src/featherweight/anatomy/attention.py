@@ -1,7 +1,8 @@
 """Which attention kernel a CUDA GPU would run, and `scaled_dot_product_attention` by that kernel.
 
-The rules are PyTorch's (aten/native/transformers/cuda/sdp_utils.cpp): flash attention where it
-can, else the memory-efficient kernel, else plain arithmetic, which holds the score matrix.
+The rules are PyTorch's (aten/native/transformers/cuda/sdp_utils.cpp): cuDNN's where a new torch
+prefers it, flash attention where it can, else the memory-efficient kernel, else plain arithmetic,
+which holds the score matrix.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from featherweight.anatomy.gpus import Gpu
 
 HALF = (torch.float16, torch.bfloat16)
+ALL = ("cudnn", "flash", "efficient", "math")
 _aten = torch.ops.aten
 
 
@@ -22,7 +24,7 @@ _aten = torch.ops.aten
 class Kernels:
     """Kernels that may be chosen from, and those that were: names in order of first use."""
 
-    allowed: tuple[str, ...] = ("flash", "efficient", "math")
+    allowed: tuple[str, ...] = ALL
 
     def __post_init__(self) -> None:
         self.used: list[str] = []
@@ -41,30 +43,54 @@ def choose(
     value: Tensor,
     mask: Tensor | None,
     *,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
     enable_gqa: bool = False,
-    allowed: tuple[str, ...] = ("flash", "efficient", "math"),
+    allowed: tuple[str, ...] = ALL,
 ) -> str:
-    """`flash`, `efficient` or `math` for q [B, H, Sq, D], k and v [B, Hkv, Sk, D]."""
-    head_dim = query.shape[-1]
-    same_width = head_dim == value.shape[-1]
-    trains = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    flash = (
-        gpu.capability >= (8, 0)
-        and query.dtype in HALF
+    """`cudnn`, `flash`, `efficient` or `math` for q [B, H, Sq, D], k and v [B, Hkv, Sk, D]."""
+    wide, out = query.shape[-1], value.shape[-1]
+    modern = gpu.capability >= (8, 0)
+    half = query.dtype in HALF and (modern or query.dtype is torch.float16)
+    if mask is not None and mask.requires_grad:
+        return "math"
+    can = {
+        "cudnn": half
+        and gpu.capability in ((9, 0), (10, 0))
+        and max(wide, out) <= (256 if gpu.capability == (9, 0) else 128)
+        and not wide % 8
+        and not out % 8
+        and key.shape[2] > 1
+        and not (query.shape[2] == 1 and dropout_p),
+        "flash": half
+        and modern
         and mask is None
-        and same_width
-        and head_dim <= 256
-        # backward needs more shared memory than the smaller Ampere and Ada chips have
-        and not (trains and head_dim > 192 and gpu.capability in ((8, 6), (8, 9)))
-    )
-    if flash and "flash" in allowed:
-        return "flash"
-    narrow = query.dtype is torch.bfloat16 and gpu.capability < (8, 0)
-    efficient = query.dtype in (*HALF, torch.float32) and not narrow and not enable_gqa
-    efficient = efficient and not (mask is not None and mask.requires_grad)
-    if efficient and "efficient" in allowed:
-        return "efficient"
-    return "math"
+        and wide == out <= 256
+        and not (is_causal and query.shape[2] != key.shape[2])
+        and not (_trains(query, key, value) and _too_wide_backward(gpu, wide, dropout_p)),
+        "efficient": (half or query.dtype is torch.float32)
+        and not enable_gqa
+        and not wide % _alignment(gpu, half)
+        and not out % _alignment(gpu, half),
+    }
+    return next((name for name in ALL if name in allowed and can.get(name)), "math")
+
+
+def _trains(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _too_wide_backward(gpu: Gpu, head_dim: int, dropout_p: float) -> bool:
+    """Flash backward needs more shared memory there than these chips have."""
+    small = (8, 6) <= gpu.capability <= (8, 9) or (12, 0) <= gpu.capability <= (12, 1)
+    return small and (192 < head_dim <= 224 or (head_dim > 224 and dropout_p > 0))
+
+
+def _alignment(gpu: Gpu, half: bool) -> int:
+    """What the memory-efficient kernel wants head sizes to be multiples of."""
+    if half:
+        return 8 if gpu.capability >= (7, 0) else 1
+    return 4 if gpu.capability >= (8, 0) else 1
 
 
 def scaled_dot_product_attention(
@@ -81,9 +107,19 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """torch's function of that name, by the operation that it would come to on this GPU."""
     enable_gqa = enable_gqa and key.shape[1] != query.shape[1]
-    name = choose(gpu, query, key, value, attn_mask, enable_gqa=enable_gqa, allowed=kernels.allowed)
+    name = choose(
+        gpu,
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        enable_gqa=enable_gqa,
+        allowed=kernels.allowed,
+    )
     kernels.note(name)
-    if name == "flash":
+    if name in ("cudnn", "flash"):  # both keep q, k, v, the output and one number a row
         return _flash(query, key, value, dropout_p, is_causal, scale)
     mask = _additive(attn_mask, query)
     if name == "efficient":
@@ -126,7 +162,7 @@ def _efficient(
         if pad:
             mask = torch.nn.functional.pad(mask, (0, pad))[..., : key.shape[2]]
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    trains = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    trains = _trains(query, key, value)
     return _aten._scaled_dot_product_efficient_attention(
         query, key, value, mask, trains, dropout_p, causal, scale=scale
     )[0]

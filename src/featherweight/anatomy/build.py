@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from featherweight.anatomy.attention import ALL
 from featherweight.errors import FeatherweightError, ModelError, UnsupportedError
 from featherweight.recipe import Recipe
 from featherweight.techniques.attention import Attention
@@ -28,7 +29,7 @@ TASKS = {
 # transformers' names of attention, and torch's kernels that may be chosen from.
 ATTENTION = {
     "eager": ("eager", ()),
-    "sdpa": ("sdpa", ("flash", "efficient", "math")),
+    "sdpa": ("sdpa", ALL),
     "flash": ("sdpa", ("flash",)),
 }
 
@@ -148,7 +149,7 @@ def attention_of(recipe: Recipe) -> tuple[str | None, tuple[str, ...]]:
     for technique in recipe:
         if isinstance(technique, Attention):
             return ATTENTION[name_of(technique)]
-    return None, ("flash", "efficient", "math")
+    return None, ALL
 
 
 def construct(

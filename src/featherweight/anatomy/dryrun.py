@@ -54,8 +54,9 @@ def dry_run(
     if work.halved:
         built.model.to(build.dtype_of(read, recipe))
     notes = _check_length(name, built.model, read, work)
-    kernels = Kernels(allowed=built.kernels)
     era = era or Era.of(torch.__version__)
+    late = () if era.prefers_cudnn else ("cudnn",)
+    kernels = Kernels(allowed=tuple(name for name in built.kernels if name not in late))
     trace = _traced(name, built.model, work, task, gpu, era, kernels)
     found = _memory(name, recipe, work, gpu, built.parameters, trace, base, kernels)
     return replace(found, notes=notes)

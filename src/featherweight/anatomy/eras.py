@@ -44,6 +44,11 @@ class Era:
         """Optimizers work on all tensors at once by default (`foreach`) since 2.0."""
         return self.version >= (2, 0)
 
+    @property
+    def prefers_cudnn(self) -> bool:
+        """Attention by cuDNN comes first on Hopper and Blackwell since 2.10 (pytorch#169849)."""
+        return self.version >= (2, 10)
+
 
 def generate_holds_outputs(transformers: str) -> bool:
     """`generate` kept the outputs of a pass, logits and cache, during the next one until 4.42."""
