@@ -148,13 +148,16 @@ class _Decoder:
             self._reorder()
 
     def skip(self, length: int) -> None:
-        """Be where `length` tokens are in the cache, by two passes that nobody sees.
+        """Be where `length` tokens are in the cache, by a pass that nobody sees.
 
-        The second is of one token: layers with a sliding window then let go of the rest.
+        Where a window slides over it, the cache is filled anew: it lets go of the rest when one
+        token follows.
         """
-        self.past = self._held = None
+        self._held = None
         length -= self.work.prompt_tokens if self._two_sided else 0
-        self._reach(length - 1)
+        if not _keeps_all(self.model.config):
+            self.past = None
+            self._reach(length - 1)
         self._reach(length)
 
     def label(self) -> None:
@@ -197,6 +200,14 @@ class _Decoder:
         else:
             self.past = self.model._reorder_cache(self.past, beams)
         self.label()
+
+
+def _keeps_all(config: Any) -> bool:
+    """Whether every layer keeps keys and values of all tokens, so that any number may follow."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    others = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    heads = getattr(text, "num_attention_heads", None)
+    return bool(heads) and not others and not getattr(text, "sliding_window", None)
 
 
 def make_inputs(model: Any, work: Work, task: str, *, labels: bool) -> dict[str, torch.Tensor]:
