@@ -150,8 +150,7 @@ def test_an_output_that_fails_late_is_printed_instead(
 
 
 def test_ctrl_c_prints_what_was_measured(tiny_llama: Path, start: Callable[..., Any]) -> None:
-    long = ("-p", 16, "-n", 64, "-r", 50, "--quality-tokens", 512, "--threads", 1)
-    process = start("compare", tiny_llama, "fp32", "bf16", *long)
+    process = start("compare", tiny_llama, "fp32", "bf16", *SHORT)
     for line in process.stderr:
         if "2/2 bf16: loading" in line:
             process.send_signal(signal.SIGINT)

@@ -139,7 +139,7 @@ def refused(folder: Path, tiny_llama: Path, run_all: Callable) -> dict[str, Any]
     ("name", "said"),
     [
         ("model", "no file or folder './no-such-folder'"),
-        ("gpu", "no GPU is known as 'a999'; known: v100-16gb"),
+        ("gpu", "no GPU is known as 'a999'; known: gtx1080ti"),
         ("optimizer", "no optimizer is known as 'adamx'; allowed: adamw, none"),
         ("batch", "0 is not in the range x>=1"),
         ("huge", "cannot run generation, batch 1000000000000000"),
