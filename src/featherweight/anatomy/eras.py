@@ -17,12 +17,12 @@ class Era:
     @classmethod
     def of(cls, version: str) -> Era:
         """The era of a version such as `2.3` or `1.10.2`; FeatherweightError for what is none."""
-        found = re.match(r"(\d+)\.(\d+)", version)
+        found = _numbers(version)
         if not found:
             raise FeatherweightError(
                 f"'{version}' is no version of torch", hint="write it as 2.3 or 1.10"
             )
-        return cls((int(found[1]), int(found[2])))
+        return cls(found)
 
     @property
     def zeroes_gradients(self) -> bool:
@@ -52,9 +52,15 @@ class Era:
 
 def generate_holds_outputs(transformers: str) -> bool:
     """`generate` kept the outputs of a pass, logits and cache, during the next one until 4.42."""
-    return Era.of(transformers).version < (4, 42)
+    return (_numbers(transformers) or (0, 0)) < (4, 42)
 
 
 def generate_copies_logits(transformers: str) -> bool:
     """`generate` copied the logits of all positions to look at the last, in 4.45 and 4.46."""
-    return (4, 45) <= Era.of(transformers).version < (4, 47)
+    return (4, 45) <= (_numbers(transformers) or (0, 0)) < (4, 47)
+
+
+def _numbers(version: str) -> tuple[int, int] | None:
+    """Major and minor of a version such as `2.13.0+cpu`; None where it has none."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None
